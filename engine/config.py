@@ -1,0 +1,21 @@
+"""What the service tells an engine at the handshake; frozen for the engine's life."""
+
+import msgspec
+
+BLOCK_TOKENS = 64
+"""Tokens in one KV block (design: a multiple of every attention tile)."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one engine process. `None` means: chosen from the model and the room there is."""
+
+    model_path: str
+    device: str = "cpu"
+    kv_dtype: str = "auto"
+    max_context: int | None = None
+    max_batch: int = 64
+    kv_pool_mib: int | None = None
+    prefill_chunk: int = 512
+    prefill_chunk_idle: int = 4096
+    prefill_chunk_fixed: bool = False
+    threads: int | None = None

@@ -1,0 +1,161 @@
+"""The only thing that service and engine share while they run.
+
+A frame on the socket pair is a little-endian u32 length and that many bytes of msgpack: `[generation, message]`.
+Frames of another generation are dropped by the receiver; a frame cut off by the peer's death never parses and is
+dropped with the connection. Both ends compare `BUILD_ID` and `SCHEMA` before anything else is said.
+"""
+
+import msgspec
+
+from engine.config import EngineConfig
+
+SCHEMA = 1
+"""Raised with every change of a message's shape."""
+
+MAX_FRAME_BYTES = 1 << 30
+"""A longer frame means a broken peer."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How one sequence turns logits into tokens; `seed` and `choice` key its noise (Philox4x32-10)."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    choice: int = 0
+    logprobs: int | None = None
+    """None: no log probabilities; k in 0..20: the chosen token's and those of the k best."""
+
+
+# service → engine
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    build_id: str
+    schema: int
+    generation: int
+    config: EngineConfig
+    model_fd: int
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Start, or resume, one sequence: generation goes on after `generated_ids`."""
+
+    sequence: int
+    prompt_ids: list[int]
+    generated_ids: list[int]
+    sampling: Sampling
+    max_tokens: int
+    """Limit on all generated tokens, those in `generated_ids` included."""
+    stop_ids: tuple[int, ...]
+    """A token of these ends the sequence with `stop`; it is reported and counted, its text is not shown."""
+    cache_prompt: bool = True
+    cache_scope: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    sequences: list[int]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Orderly end: the engine drains its pipeline and exits with code 0."""
+
+
+# engine → service
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    build_id: str
+    schema: int
+    pid: int
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag="load"):
+    phase: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine serves; what it chose where the config said None."""
+
+    device: str
+    max_context: int
+    max_batch: int
+    kv_dtype: str
+    kv_blocks: int
+    kv_bytes: int
+    weight_bytes: int
+    load_seconds: float
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
+    """`kind` is the class name of engine.errors; `message` is its one line. The engine exits with code 2 (or 1)."""
+
+    kind: str
+    message: str
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token of one sequence; `finish` is "stop", "length" or None while it goes on."""
+
+    sequence: int
+    token: int
+    finish: str | None = None
+    logprob: float | None = None
+    top: list[tuple[int, float]] | None = None
+
+
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """Sizes after the step; those named `_total` only ever grow within one engine's life."""
+
+    running: int
+    waiting: int
+    decode_rows: int
+    prefill_tokens: int
+    kv_blocks_used: int
+    kv_blocks_cached: int
+    kv_blocks: int
+    preemptions_total: int
+    prefix_queries_total: int
+    prefix_hits_total: int
+    seconds: float
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """All that one step made known, for all sequences, in one message."""
+
+    step: int
+    tokens: list[Token]
+    admitted: list[tuple[int, int]]
+    """(sequence, prompt tokens taken from the prefix cache), once each time a sequence starts or resumes."""
+    released: list[int]
+    """Sequences that ended or were cancelled and whose blocks have returned."""
+    stats: StepStats
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """One sequence cannot go on; the others are untouched. `code` is a metric label, `message` one line."""
+
+    sequence: int
+    code: str
+    message: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
+    """Sent every second by the engine's second thread, also while a step runs."""
+
+    step: int
+    busy: bool
+    step_seconds: float
+    """Age of the running step, 0 when none runs."""
+
+
+ToEngine = Hello | Submit | Cancel | Stop
+ToService = Welcome | LoadProgress | Ready | LoadFailed | Step | Failed | Heartbeat
