@@ -44,10 +44,8 @@ def test_counter_and_key_words_are_where_the_design_puts_them():
     [word] = philox_words(np.array([7]), 11, 2, seed)
     expected = philox((np.uint64(7), np.uint64(11), np.uint64(2), np.uint64(0)), (0xA4093822, 0x299F31D0))
     assert word == expected[0]
-    assert (
-        len({int(philox_words(np.array([7]), *rest)[0]) for rest in [(11, 2, 1), (12, 2, 1), (11, 3, 1), (11, 2, 2)]})
-        == 4
-    )
+    others = [(12, 2, seed), (11, 3, seed), (11, 2, seed + 1), (11, 2, seed + 2**32)]
+    assert word not in [philox_words(np.array([7]), *other)[0] for other in others]
 
 
 def test_noise_is_standard_gumbel_and_finite_at_both_ends():
@@ -71,9 +69,9 @@ def softmax(logits):
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_softmax(temperature):
     logits = np.array([2.0, 1.0, 0.0, -1.0, 1.0, -3.0, 0.5, 2.2])
-    found = tokens(logits, 8000, temperature=temperature, seed=3)
-    # Expected distance for 8 cells and 8000 draws is about 0.012.
-    assert total_variation(found, softmax(logits / temperature)) < 0.025
+    found = tokens(logits, 2500, temperature=temperature, seed=3)
+    # Expected distance for 8 cells and 2500 draws is about 0.02.
+    assert total_variation(found, softmax(logits / temperature)) < 0.045
 
 
 def test_frequencies_within_top_k_top_p_and_min_p():
@@ -86,8 +84,8 @@ def test_frequencies_within_top_k_top_p_and_min_p():
         ({"top_k": 3, "min_p": 0.5}, 2),
     ]:
         expected = np.where(np.arange(5) < kept, np.exp(logits), 0)
-        found = tokens(logits, 4000, seed=9, **parameters)
-        assert total_variation(found, expected / expected.sum()) < 0.03
+        found = tokens(logits, 1500, seed=9, **parameters)
+        assert total_variation(found, expected / expected.sum()) < 0.04
         assert found.max() == kept - 1
 
 
@@ -192,9 +190,8 @@ def test_penalties_follow_accepted_tokens_and_a_resume_equals_going_on():
 def test_logprobs_are_those_of_the_raw_logits():
     logits = np.array([1.0, 3.0, 2.0, 3.0])
     expected = np.log(softmax(logits))
-    drawn = draw(
-        logits, temperature=0.2, top_k=1, logit_bias=((0, 50.0),), repetition_penalty=2.0, prompt=[1], logprobs=3
-    )
+    adjusted = {"top_k": 1, "logit_bias": ((0, 50.0),), "repetition_penalty": 2.0}
+    drawn = draw(logits, prompt=[1], temperature=0.2, logprobs=3, **adjusted)
     assert drawn.token == 0
     assert drawn.logprob == pytest.approx(expected[0], abs=1e-6)
     assert [token for token, _ in drawn.top] == [1, 3, 2]
