@@ -66,3 +66,5 @@ class Sampled:
 class StepResult:
     step: int
     sampled: list[Sampled]
+    failed: tuple[tuple[int, str], ...] = ()
+    """(slot, one line) of rows that yielded no token, such as logits that are not finite: their sequences fail alone."""
