@@ -5,7 +5,9 @@ EngineError
 ├── DoesNotFit          the model, context or batch does not fit the memory there is (exit code 2)
 ├── ConfigError         a setting contradicts the model or another setting (exit code 2)
 ├── HandshakeError      service and engine are not of the same build, or the peer spoke out of turn
-└── EngineDied          the engine process ended or stopped answering
+├── LoadRefused         seen by the service: its engine refused to load, for one of the reasons above
+├── EngineDied          seen by the service: the engine process ended or stopped answering
+└── ServiceGone         seen by the engine: the service ended or stopped reading (exit code 1)
 
 Each message is one line that names the thing, the place and, where there is one, the mend.
 """
@@ -37,5 +39,17 @@ class HandshakeError(EngineError):
     """The two processes do not agree on build or message schema."""
 
 
+class LoadRefused(EngineError):
+    """What a child engine said instead of Ready; `kind` is the class name of its error, the message its one line."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class EngineDied(EngineError):
     """The engine process is gone; running requests are replayed from their records."""
+
+
+class ServiceGone(EngineError):
+    """Nobody is left to work for."""
