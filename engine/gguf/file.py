@@ -124,7 +124,7 @@ class GgufFile:
 
     def fail(self, field_name: str, problem: str) -> NoReturn:
         """Raise ModelFileError for this file."""
-        raise ModelFileError(self.path, printable(field_name), problem)
+        raise ModelFileError(self.path, printable(field_name), printable(problem, 500))
 
     def _absent(self, key: str, default: Default) -> Default:
         return default if default is not _REQUIRED else self.fail(key, "this metadata key is missing")
