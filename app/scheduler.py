@@ -130,7 +130,7 @@ class RequestScheduler:
         """The request of every choice that has not ended, by sequence."""
         self._held: dict[Generation, asyncio.TimerHandle] = {}
         self._draining = False
-        self._unavailable: str | None = None
+        self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -233,10 +233,10 @@ class RequestScheduler:
             record.resumed += 1
         self._queue.extendleft(sorted(lost, key=lambda record: record.sequence, reverse=True))
 
-    def close(self, why: str) -> None:
+    def close(self) -> None:
         """There will be no engine any more: every request ends, and new ones are refused."""
-        self._unavailable = why
-        self.fail_all(EngineUnavailable(why))
+        self._closed = True
+        self.fail_all(EngineUnavailable())
 
     def on_step(self, step: Step) -> None:
         """Hand out what one step of the engine made known."""
@@ -358,9 +358,9 @@ class RequestScheduler:
         if self._draining:
             self._observer.rejected("draining")
             raise Draining
-        if self._unavailable is not None:
+        if self._closed:
             self._observer.rejected("engine_unavailable")
-            raise EngineUnavailable(self._unavailable)
+            raise EngineUnavailable
         free = self._max_batch - len(self._at_engine) if self._engine is not None else 0
         if len(self._queue) + choices > self._limits.max_queue + free:
             self._observer.rejected("queue_full")

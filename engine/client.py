@@ -71,7 +71,7 @@ class EngineClient(Protocol):
     async def start(self) -> Ready:
         """Start and load. On any error and on cancellation nothing is left of the engine.
 
-        Raises LoadRefused (bad file, no room), HandshakeError (not our build), EngineDied (anything else).
+        Raises LoadRefused (bad file, no room), HandshakeError (another build), EngineDied (anything else).
         """
 
     def submit(self, submit: Submit) -> None:
@@ -257,7 +257,7 @@ class EngineProcess:
 
     def _miss_handshake(self) -> None:
         if not self._welcomed:
-            self._fail(HandshakeError(f"the engine did not answer within {HANDSHAKE_TIMEOUT_S:.0f} s of its start"))
+            self._fail(EngineDied(f"the engine did not answer within {HANDSHAKE_TIMEOUT_S:.0f} s of its start"))
 
     def receive(self, data: bytes) -> None:
         """Bytes from the child's socket."""
@@ -267,7 +267,7 @@ class EngineProcess:
             for message in self._reader.feed(data):
                 self._dispatch(message)
         except HandshakeError as error:
-            self._fail(error)
+            self._fail(EngineDied(str(error)))
 
     def _dispatch(self, message: ToService) -> None:
         if isinstance(message, Step):
@@ -291,10 +291,11 @@ class EngineProcess:
         self._welcomed = True
         theirs, ours = (welcome.build_id, welcome.schema), (self._hello.build_id, self._hello.schema)
         if theirs != ours:
-            raise HandshakeError(
+            problem = (
                 "Ullage's files were changed while this service was running (it is build "
                 f"{ours[0]}/{ours[1]}, a new engine is {theirs[0]}/{theirs[1]}): restart the service"
             )
+            self._fail(HandshakeError(problem))
 
     def log_line(self, line: bytes) -> None:
         """One line of the child's output."""
