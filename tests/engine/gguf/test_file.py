@@ -119,7 +119,8 @@ def test_weights_that_are_not_finite_are_refused_by_tensor(tmp_path: Path) -> No
 
 
 def test_weights_are_those_of_the_bytes() -> None:
-    file = open_gguf(str(golden_cases(["qwen3"])[0].model))
+    case = next(case for case in golden_cases(["qwen3"]) if case.manifest["quant"] == "Q8_0")
+    file = open_gguf(str(case.model))
     name = "blk.0.attn_q.weight"
     info = file.tensor(name)
     expected = dequantise(file.tensor_bytes(name), info.quant, info.shape)
