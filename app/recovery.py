@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.errors import ShutDown
-from app.scheduler import NoObserver, Observer, RequestScheduler
+from app.observer import NoObserver, Observer
+from app.scheduler import RequestScheduler
 from engine.client import EngineClient, EngineEvents
 from engine.errors import EngineDied, EngineError, LoadRefused
 from engine.messages import Failed, LoadProgress, Ready, Step
@@ -64,6 +65,8 @@ class EngineSupervisor:
         self.generation = 0
         self.ready: Ready | None = None
         """What the engine of the moment, or the last one, chose and has."""
+        self.ready_at: float | None = None
+        """When it was ready, in Unix time."""
         self.progress: LoadProgress | None = None
         """How far the load under way is."""
         self.failed = asyncio.Event()
@@ -106,6 +109,7 @@ class EngineSupervisor:
         if life.death is not None:
             raise EngineDied(life.death)
         life.began = time.monotonic()
+        self.ready_at = time.time()
         self._current = life
         self.phase = "ready"
         log.info("engine generation=%d is ready: %s", self.generation, self.ready)

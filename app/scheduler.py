@@ -10,16 +10,18 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn
 
 from app.errors import ApiError, Draining, EngineUnavailable, GenerationFailed, QueueFull
 from app.generation import Generation
+from app.observer import NoObserver, Observer
 from app.record import TOKEN_BYTES, Budget, ChoiceRequest, Outcome, Record, prompt_bytes
 from app.text.stream import TextStream
 from engine.client import EngineClient
-from engine.messages import Failed, Step, StepStats
+from engine.messages import Failed, Step
 
 log = logging.getLogger(__name__)
 
@@ -37,51 +39,6 @@ class Limits:
     max_inflight_bytes: int = 512 << 20
     hold_s: float = 45.0
     """How long a request that came while there was no engine waits for one."""
-
-
-class Observer(Protocol):
-    """What the scheduler makes known to metrics. Called on the event loop; must be cheap and must not raise."""
-
-    def request_admitted(self, generation: Generation) -> None: ...
-
-    def rejected(self, reason: str) -> None:
-        """`queue_full`, `draining` or `engine_unavailable`."""
-
-    def first_token(self, seconds: float) -> None:
-        """From admission, once for each choice."""
-
-    def tokens(self, count: int) -> None:
-        """Generated tokens, once a step."""
-
-    def token_gaps(self, seconds: list[float]) -> None:
-        """Time since the choice's token before, for every choice that had one, once a step."""
-
-    def finished(self, record: Record) -> None:
-        """The record has ended; `outcome` says how. Called exactly once for each admitted choice."""
-
-    def step(self, stats: StepStats) -> None: ...
-
-    def engine_restarted(self, reason: str) -> None: ...
-
-
-class NoObserver:
-    """Looks the other way."""
-
-    def request_admitted(self, generation: Generation) -> None: ...
-
-    def rejected(self, reason: str) -> None: ...
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def tokens(self, count: int) -> None: ...
-
-    def token_gaps(self, seconds: list[float]) -> None: ...
-
-    def finished(self, record: Record) -> None: ...
-
-    def step(self, stats: StepStats) -> None: ...
-
-    def engine_restarted(self, reason: str) -> None: ...
 
 
 class Pace:
@@ -154,6 +111,30 @@ class RequestScheduler:
     @property
     def inflight_bytes(self) -> int:
         return self._budget.used
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """For bytes of a request before its admission: count them with the callable, which raises QueueFull.
+
+        They count until the block is left.
+        """
+        held = 0
+
+        def count(amount: int) -> None:
+            nonlocal held
+            if self._budget.used + amount > self._budget.limit:
+                self._refuse_for_memory()
+            self._budget.used += amount
+            held += amount
+
+        try:
+            yield count
+        finally:
+            self._budget.used -= held
 
     # Requests come and go.
 
@@ -366,8 +347,11 @@ class RequestScheduler:
             self._observer.rejected("queue_full")
             raise QueueFull(retry_after_s=self._retry_after_s())
         if self._budget.used + held_bytes > self._budget.limit:
-            self._observer.rejected("queue_full")
-            raise QueueFull("The requests at hand take all the memory set aside.", retry_after_s=self._retry_after_s())
+            self._refuse_for_memory()
+
+    def _refuse_for_memory(self) -> NoReturn:
+        self._observer.rejected("queue_full")
+        raise QueueFull("The requests at hand take all the memory set aside.", retry_after_s=self._retry_after_s())
 
     def _retry_after_s(self) -> float:
         """Time in which the queue empties at the pace of late; the error bounds it."""

@@ -261,11 +261,10 @@ class EngineProcess:
 
     def receive(self, data: bytes) -> None:
         """Bytes from the child's socket."""
-        if self._failure is not None:
-            return
         try:
             for message in self._reader.feed(data):
-                self._dispatch(message)
+                if self._failure is None:
+                    self._dispatch(message)
         except HandshakeError as error:
             self._fail(EngineDied(str(error)))
 

@@ -189,7 +189,7 @@ class FakeEngine:
         finish = None
         if token in submit.stop_ids:
             finish = "stop"
-        elif running.length >= submit.max_tokens:
+        elif running.length >= min(submit.max_tokens, self.max_context - len(submit.prompt_ids)):
             finish = "length"
         if submit.sampling.logprobs is None:
             return Token(sequence, token, finish)
