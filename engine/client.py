@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
 from engine.build import build_id
 from engine.config import EngineConfig
@@ -347,9 +347,11 @@ class EngineLauncher:
         Raises ModelFileError when it cannot be opened.
         """
         try:
-            model_fd = os.open(config.model_path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ModelFileError(config.model_path, "file", cast(str, error.strerror)) from error
+            # Non-blocking, so that a named pipe is refused by the reader and not waited for.
+            model_fd = os.open(config.model_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            problem = error.strerror if isinstance(error, OSError) else str(error)
+            raise ModelFileError(config.model_path, "file", problem or "cannot be opened") from error
         return cls(config, model_fd, env)
 
     def __call__(self, generation: int, events: EngineEvents) -> EngineProcess:
