@@ -111,11 +111,12 @@ async def test_cancelled_sequences_are_released_without_a_further_token() -> Non
     engine.submit(submit(1, max_tokens=1000))
     engine.submit(submit(2, max_tokens=1000))
     await listener.until(lambda: len(listener.steps) >= 3)
+    before = list(listener.tokens[1])
     engine.cancel([1, 2, 77])
     engine.cancel([1])
     await settle(engine)
     assert sorted(listener.released) == [1, 2]
-    assert len(listener.tokens[1]) == 3
+    assert listener.tokens[1] == before
     assert listener.tokens[2] == []
 
 
@@ -143,6 +144,7 @@ async def test_death() -> None:
     engine, listener = await started([1])
     engine.submit(submit(1, max_tokens=1000))
     await listener.until(lambda: len(listener.steps) >= 3)
+    before = list(listener.tokens[1])
     engine.die("boom")
     assert listener.deaths == [], "told on a later turn"
     engine.submit(submit(2))
@@ -151,7 +153,7 @@ async def test_death() -> None:
     await settle(engine)
     assert listener.deaths == ["boom"]
     assert await engine.wait() == "boom"
-    assert listener.tokens == {1: [1, 1, 1]}
+    assert listener.tokens == {1: before}
 
 
 async def test_a_hung_engine_takes_everything_and_does_nothing_until_killed() -> None:
