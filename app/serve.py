@@ -150,12 +150,12 @@ async def _first(*things: "asyncio.Task[object] | asyncio.Event", timeout_s: flo
 
 
 @asynccontextmanager
-async def listening(service: Service, sockets: Sockets) -> AsyncIterator[list[Listener]]:
+async def listening(service: Service, sockets: Sockets) -> AsyncIterator[None]:
     """Both listeners answer within the block; on leaving, what they are still writing gets a moment to end."""
     listeners = [Listener(public_app(service), sockets.public), Listener(ops_app(service), sockets.ops)]
     tasks = [asyncio.create_task(listener.run_until_told()) for listener in listeners]
     try:
-        yield listeners
+        yield
     finally:
         service.scheduler.drain()
         service.scheduler.fail_all(ShutDown())

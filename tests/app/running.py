@@ -4,10 +4,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import uvloop
 
 from app.factory import create_service, running
@@ -80,7 +78,7 @@ class Running:
 
         async def poll() -> None:
             async with asyncio.timeout(10):
-                while not condition(self.service):
+                while not condition(self.service):  # noqa: ASYNC110  # what is waited for tells nobody
                     await asyncio.sleep(0.002)
 
         self.run(poll())
@@ -106,9 +104,7 @@ class Running:
         self.service = create_service(self._settings, self._model, self._make_engine, **self._options)
         async with AsyncExitStack() as stack:
             start = await stack.enter_async_context(running(self.service))
-            listeners = await stack.enter_async_context(listening(self.service, sockets))
-            while not all(listener.started for listener in listeners):
-                await asyncio.sleep(0.001)
+            await stack.enter_async_context(listening(self.service, sockets))
             if self._wait_ready:
                 await start
             self._started.set()
