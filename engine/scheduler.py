@@ -192,8 +192,7 @@ class Scheduler:
         if not self._waiting or not self._free_slots or any(sequence.reading for sequence in self._running):
             return None
         sequence = self._waiting[0]
-        if sequence.slot >= 0:  # preempted, and a launched step still names it
-            return None
+        assert sequence.slot < 0, "a preempted sequence is given back by the turn that preempted it"
         # At least one token is computed, for its logits.
         matched = self._state.match(sequence, sequence.known - 1) if sequence.submit.cache_prompt else 0
         if not self._state.admits(sequence, matched, len(self._running)):
@@ -230,7 +229,7 @@ class Scheduler:
                 rows[row.slot] = sequence, row.position + 1
         reading = next((sequence for sequence in self._running if sequence.reading), None)
         chunk = None
-        if reading is not None:
+        if reading is not None and self._make_room(reading, reading.known):
             chunk = self._next_chunk(reading, alone=len(self._running) == 1)
             reading.last_step = step
             rows[chunk.slot] = reading, reading.computed

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.messages import Sampling, Submit
 from tests.engine.engine_in_process import Engine
+from tests.engine.kv_cache.fixed_slot import FixedSlot, RecurrentPipeline
 from tests.engine.scripted import BAD_ROW, BAD_TOKEN, expected_tokens
 
 MAX_CONTEXT = 40
@@ -36,17 +37,21 @@ class Lives(RuleBasedStateMachine):
         chunk=st.sampled_from([2, 4, 7]),
         fixed=st.booleans(),
         eager=st.booleans(),
+        mixed=st.booleans(),
     )
-    def start(self, n_blocks, max_batch, chunk, fixed, eager):
+    def start(self, n_blocks, max_batch, chunk, fixed, eager, mixed):
+        pipeline = RecurrentPipeline(BLOCK_TOKENS, eager) if mixed else None
         self.engine = Engine(
             n_blocks,
             BLOCK_TOKENS,
             max_batch,
             MAX_CONTEXT,
             eager,
+            pipeline,
             prefill_chunk=chunk,
             prefill_chunk_idle=3 * chunk,
             prefill_chunk_fixed=fixed,
+            other_kinds=(FixedSlot(pipeline, every=chunk, n_snapshots=6),) if mixed else (),
         )
 
     @precondition(lambda self: self.engine is not None)
