@@ -229,19 +229,20 @@ class RequestScheduler:
                 record.cached_tokens = cached
         self._hand_out(step, now)
         for sequence in step.released:
-            record = at_engine.pop(sequence, None)
+            record = at_engine.get(sequence)
             if record is not None and record.outcome is None:
                 self.on_failed(Failed(sequence, "dropped", "the engine gave this request up without a reason"))
+            at_engine.pop(sequence, None)
         self._observer.step(step.stats)
         self._feed()
 
     def on_failed(self, failed: Failed) -> None:
         """The engine cannot go on with one sequence; its request fails."""
-        self._at_engine.pop(failed.sequence, None)
         generation = self._open.get(failed.sequence)
         if generation is not None:
             log.warning("request=%s failed in the engine: %s: %s", generation.request_id, failed.code, failed.message)
             self.fail(generation, GenerationFailed(failed.code, failed.message))
+        self._at_engine.pop(failed.sequence, None)
         self._feed()
 
     # Inside.
