@@ -251,6 +251,7 @@ class World:
         assert scheduler._open == {}
         assert scheduler.inflight_bytes == 0
         engine = self.engines[-1]
+        assert max(engine.steps_to_release.values(), default=0) <= 2
         assert engine.pool.used == 0
         assert engine.scheduler.holding() == []
 
