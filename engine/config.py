@@ -19,3 +19,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk_idle: int = 4096
     prefill_chunk_fixed: bool = False
     threads: int | None = None
+    devices: tuple[int, ...] = ()
+    """Devices of the stages in order; one may come twice. Empty: every device there is."""
+    layer_split: tuple[int, ...] | None = None
+    """Layers of each stage; None: the plan chooses."""
+    vram_reserve_mib: tuple[int, ...] = (512,)
+    """R, one for all devices or one each."""
+    vram_reserve_later_mib: int | None = None
+    simulated_gpus: str | None = None
+    """Path of the mapped file that stands for the cards; made by the service."""
+    faults: str = ""
+    without: tuple[str, ...] = ()
+    """Optional parts a fallback plan leaves out: "shadow", "graph buckets"."""

@@ -9,7 +9,7 @@ import msgspec
 
 from engine.config import EngineConfig
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised with every change of a message's shape."""
 
 MAX_FRAME_BYTES = 1 << 30
@@ -37,11 +37,49 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The handshake's first word. A successor imports, parses, and then waits for `Load` before it allocates."""
+
     build_id: str
     schema: int
     generation: int
     config: EngineConfig
     model_fd: int
+    successor: bool = False
+    """True: send `Prepared` and wait for `Load`; False: load at once."""
+    carry_fd: int | None = None
+    """The service's memfd for carried KV; written at a checkpoint, read by the successor. None: nothing is carried."""
+
+
+class Load(msgspec.Struct, frozen=True, tag="load_now"):
+    """To a prepared successor: the cards are free, plan with what there is, load, restore carried KV if `restore`."""
+
+    config: EngineConfig
+    restore: bool
+
+
+class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
+    """Drain the pipeline, run no further step, copy KV to the carry memfd (live sequences first, then the prefix
+    cache, most recent first) up to `budget_bytes`, answer Checkpointed, then only wait for Stop."""
+
+    budget_bytes: int
+
+
+class Trim(msgspec.Struct, frozen=True, tag="trim"):
+    """Carry out one rung between steps, pipeline drained. `device` None: on every device. `keep_bytes` is for
+    `elastic`: how many bytes of elastic KV may stay on a device (None: none)."""
+
+    request: int
+    rung: str
+    device: int | None = None
+    keep_bytes: int | None = None
+
+
+class Grow(msgspec.Struct, frozen=True, tag="grow"):
+    """Take elastic memory again, up to `bytes` on each device named (None: up to the plan); answered by Trimmed."""
+
+    request: int
+    device: int | None = None
+    bytes: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -82,6 +120,56 @@ class LoadProgress(msgspec.Struct, frozen=True, tag="load"):
     total: int
 
 
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """A successor has imported its libraries and parsed the file; it has made no context and allocated nothing big."""
+
+
+class Checkpointed(msgspec.Struct, frozen=True, tag="checkpointed"):
+    blocks: int
+    bytes: int
+    seconds: float
+
+
+class RungResult(msgspec.Struct, frozen=True, array_like=True):
+    """What one rung did on one device. `claimed_bytes` is what the allocator believes; the watchdog measures."""
+
+    rung: str
+    device: int
+    result: str
+    """"ok", "noop" or "failed"."""
+    claimed_bytes: int
+    seconds: float
+    message: str = ""
+
+
+class Trimmed(msgspec.Struct, frozen=True, tag="trimmed"):
+    request: int
+    results: list[RungResult]
+
+
+class Ledger(msgspec.Struct, frozen=True, tag="ledger"):
+    """Bytes by owner on each device, whenever they have changed since the last one."""
+
+    devices: list[dict[str, int]]
+
+
+class DeviceReady(msgspec.Struct, frozen=True):
+    """One device as the engine uses it. `uuid` names the physical card or MIG instance."""
+
+    device: int
+    uuid: str
+    name: str
+    stages: list[int]
+    total: int
+    reserve: int
+    ledger: dict[str, int]
+    elastic_bytes: int
+    """Elastic KV now mapped above the minimum."""
+    elastic_plan_bytes: int
+    largest_late_bytes: int
+    """Largest allocation that may still come after ready (a workspace re-created, an elastic group)."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine serves; what it chose where the config said None."""
 
@@ -93,6 +181,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_bytes: int
     weight_bytes: int
     load_seconds: float
+    devices: list[DeviceReady] = []
+    """Empty on the plain CPU backend."""
+    restored_blocks: int = 0
+    layer_split: list[int] = []
+    """Layers of each stage."""
+    dropped: list[str] = []
+    """Optional parts that the plan left out: "shadow", "graph buckets"."""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
@@ -157,5 +252,17 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     """Age of the running step, 0 when none runs."""
 
 
-ToEngine = Hello | Submit | Cancel | Stop
-ToService = Welcome | LoadProgress | Ready | LoadFailed | Step | Failed | Heartbeat
+ToEngine = Hello | Load | Submit | Cancel | Stop | Checkpoint | Trim | Grow
+ToService = (
+    Welcome
+    | Prepared
+    | LoadProgress
+    | Ready
+    | LoadFailed
+    | Step
+    | Failed
+    | Heartbeat
+    | Trimmed
+    | Checkpointed
+    | Ledger
+)
