@@ -18,7 +18,19 @@ from engine.client import EngineLauncher, EngineProcess
 from engine.config import EngineConfig
 from engine.errors import HandshakeError, LoadRefused
 from engine.framing import TO_SERVICE, FrameReader, encode
-from engine.messages import SCHEMA, Failed, Heartbeat, Hello, LoadProgress, Ready, Sampling, Step, Submit, Welcome
+from engine.messages import (
+    SCHEMA,
+    Failed,
+    Heartbeat,
+    Hello,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+    Sampling,
+    Step,
+    Submit,
+    Welcome,
+)
 from tests.golden.cases import COMMITTED
 
 MODEL = COMMITTED / "models/llama-Q4_1-s1/model.gguf"
@@ -187,8 +199,8 @@ class Service:
         self._reader = FrameReader(TO_SERVICE, 1)
         self._messages: list[object] = []
 
-    def greet(self, model_fd: int) -> None:
-        self.sock.sendall(encode(1, Hello(build_id(), SCHEMA, 1, config(), model_fd)))
+    def greet(self, model_fd: int, **settings: object) -> None:
+        self.sock.sendall(encode(1, Hello(build_id(), SCHEMA, 1, config(**settings), model_fd)))
         assert isinstance(self.next(Welcome), Welcome)
 
     def next(self, kind: type) -> object:
@@ -248,6 +260,20 @@ def test_a_connection_that_closes_before_the_handshake() -> None:
     ours.close()
     _, errors = worker.communicate(timeout=GONE_S)
     assert (worker.returncode, errors) == (1, b"the service closed the connection before the handshake\n")
+
+
+def test_a_refusal_has_its_own_exit_code() -> None:
+    ours, theirs = socket.socketpair()
+    with model_descriptor() as model_fd, ours:
+        with theirs:
+            worker = spawn_worker(theirs, model_fd)
+        service = Service(ours)
+        service.greet(model_fd, max_context=10**6)
+        refusal = service.next(LoadFailed)
+        _, errors = worker.communicate(timeout=60)
+    assert isinstance(refusal, LoadFailed)
+    assert refusal.kind == "ConfigError"
+    assert (worker.returncode, errors) == (2, b"")
 
 
 def is_alive(pid: int) -> bool:
