@@ -21,7 +21,7 @@ from app.sockets import Sockets, bound
 from app.state import StateFolder, read_keys
 from engine.client import EngineEvents, EngineLauncher, EngineProcess
 from engine.errors import ConfigError
-from engine.messages import Failed, LoadProgress, Step
+from engine.messages import Failed, Ledger, LoadProgress, Step
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class HeadStart:
 @asynccontextmanager
 async def _head_start(launcher: EngineLauncher) -> AsyncIterator[HeadStart]:
     first = launcher(1, _Unheard())
-    await first.spawn()
+    await first.spawn(successor=False)
     await asyncio.sleep(0)  # the handshake's first word leaves before this thread is busy
     engines = HeadStart(launcher, first)
     try:
@@ -116,5 +116,7 @@ class _Unheard:
     def on_step(self, step: Step) -> None: ...
 
     def on_failed(self, failed: Failed) -> None: ...
+
+    def on_ledger(self, ledger: Ledger) -> None: ...
 
     def on_dead(self, reason: str) -> None: ...

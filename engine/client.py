@@ -5,35 +5,43 @@ shared between two of them, so that a successor may start while its predecessor 
 """
 
 import asyncio
+import itertools
 import logging
 import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from engine.build import build_id
+from engine.child import Child
 from engine.config import EngineConfig
 from engine.errors import EngineDied, EngineError, HandshakeError, LoadRefused, ModelFileError
 from engine.framing import TO_SERVICE, FrameReader, encode
 from engine.messages import (
     SCHEMA,
     Cancel,
+    Checkpoint,
+    Checkpointed,
     Failed,
+    Grow,
     Heartbeat,
     Hello,
+    Ledger,
+    Load,
     LoadFailed,
     LoadProgress,
+    Prepared,
     Ready,
+    RungResult,
     Step,
     Stop,
     Submit,
     ToEngine,
     ToService,
+    Trim,
+    Trimmed,
     Welcome,
 )
 
@@ -42,11 +50,7 @@ log = logging.getLogger(__name__)
 HANDSHAKE_TIMEOUT_S = 30.0
 """From spawn to Welcome; the child has imported next to nothing by then, but the machine may be busy."""
 
-EXIT_GRACE_S = 1.0
-"""How long the rest of a dying engine (its process, its socket, its output) may lag behind the first sign of death."""
-
-LINE_BYTES = 4096
-"""A longer line of the child's output is cut, so that a child cannot make the service grow."""
+Answer = TypeVar("Answer")
 
 
 class EngineEvents(Protocol):
@@ -58,20 +62,29 @@ class EngineEvents(Protocol):
 
     def on_failed(self, failed: Failed) -> None: ...
 
+    def on_ledger(self, ledger: Ledger) -> None: ...
+
     def on_dead(self, reason: str) -> None:
-        """The engine is gone, after `start` had returned and without `stop`; called once, after all it had sent."""
+        """The engine is gone, after `load` had returned and without `stop`; called once, after all it had sent."""
 
 
 class EngineClient(Protocol):
-    """One engine as the service sees it; EngineProcess and FakeEngine keep this contract."""
+    """One engine as the service sees it; EngineProcess and FakeEngine keep this contract.
+
+    It lives `prepare`, `load`, requests, perhaps `checkpoint`, and then `stop` or its death.
+    """
 
     @property
     def generation(self) -> int: ...
 
-    async def start(self) -> Ready:
-        """Start and load. On any error and on cancellation nothing is left of the engine.
+    async def prepare(self) -> None:
+        """Start, import and parse, without touching a device. Errors as `load`."""
 
-        Raises LoadRefused (bad file, no room), HandshakeError (another build), EngineDied (anything else).
+    async def load(self, config: EngineConfig, restore: bool) -> Ready:
+        """Plan with the room there is now, load, and take over carried KV if `restore`.
+
+        On any error and on cancellation nothing is left of the engine. Raises LoadRefused (bad file, no room),
+        HandshakeError (another build), EngineDied (anything else).
         """
 
     def submit(self, submit: Submit) -> None:
@@ -80,6 +93,18 @@ class EngineClient(Protocol):
     def cancel(self, sequences: list[int]) -> None:
         """End these sequences; each shows up in `Step.released`. Never blocks; ended and unknown ones are ignored."""
 
+    async def trim(self, rung: str, device: int | None = None, keep_bytes: int | None = None) -> list[RungResult]:
+        """Carry out one rung of the ladder between two steps. Raises EngineDied."""
+
+    async def grow(self, device: int | None = None, bytes: int | None = None) -> list[RungResult]:
+        """Take elastic memory again, up to `bytes` or to the plan. Raises EngineDied."""
+
+    async def checkpoint(self, budget_bytes: int) -> Checkpointed:
+        """Drain, copy at most so much KV for the successor, and run no step any more. Raises EngineDied.
+
+        Every step that was run has been told by then.
+        """
+
     async def stop(self, timeout_s: float) -> None:
         """End in order, by force after `timeout_s`; returns when nothing is left of it. `on_dead` is not called."""
 
@@ -87,7 +112,7 @@ class EngineClient(Protocol):
         """End by force; `on_dead` follows."""
 
     async def wait(self) -> str:
-        """Wait for the end; the reason in words."""
+        """Wait until nothing is left of it; the reason in words."""
 
 
 class EngineProcess:
@@ -105,65 +130,80 @@ class EngineProcess:
         *,
         build: str,
         env: Mapping[str, str],
+        carry_fd: int | None = None,
         command: tuple[str, ...] = ("-m", "engine.worker"),
     ) -> None:
         self.generation = generation
         self.heartbeat: Heartbeat | None = None
-        self._hello = Hello(build, SCHEMA, generation, config, model_fd)
+        self._hello = Hello(build, SCHEMA, generation, config, model_fd, carry_fd=carry_fd)
         self._events = events
         self._env = env
         self._command = command
         self._reader = FrameReader(TO_SERVICE, generation)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: asyncio.Transport | None = None
-        self._output: asyncio.ReadTransport | None = None
-        self._alive = {"process", "socket", "output"}
-        self._last_line = ""
+        self._child = Child(self)
+        self._spawned = False
         self._welcomed = False
-        self._started = False
+        self._serving = False
         self._stopping = False
         self._failure: EngineError | None = None
+        self._requests = itertools.count(1)
+        self._trims: dict[int, asyncio.Future[list[RungResult]]] = {}
+        self._checkpointed: asyncio.Future[Checkpointed] | None = None
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return self._child.pid
 
-    async def spawn(self) -> None:
-        """The first half of `start`, for a head start: the child runs and loads, and nobody waits for it yet.
+    async def spawn(self, *, successor: bool) -> None:
+        """Start the child; nobody waits for it yet. One that is no successor loads at once, which is a head start.
 
-        Then `listen` and `start`, or `abandon`. Raises EngineDied when the process cannot be started.
+        Then `listen`, `prepare` and `load`, or `abandon`. Raises EngineDied when the process cannot be started.
         """
+        self._spawned = True
         loop = asyncio.get_running_loop()
+        self._prepared: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[Ready] = loop.create_future()
-        self._ended: asyncio.Future[str] = loop.create_future()
-        await self._connect(loop)
-        self.send(self._hello)
+        self._gone: asyncio.Future[str] = loop.create_future()
+        self._successor = successor
+        if not successor:
+            self._prepared.set_result(None)
+        hello = msgspec.structs.replace(self._hello, successor=successor)
+        descriptors = [fd for fd in (hello.model_fd, hello.carry_fd) if fd is not None]
+        await self._child.start(self._command, self._env, descriptors)
+        self.send(hello)
         self._handshake = loop.call_later(HANDSHAKE_TIMEOUT_S, self._miss_handshake)
 
     def listen(self, events: EngineEvents) -> None:
         """Whom to tell from now on."""
         self._events = events
 
-    async def start(self) -> Ready:
-        if self._process is None:
-            await self.spawn()
-        try:
-            ready = await self._ready
-        except asyncio.CancelledError:
-            await self.abandon()
-            raise
-        finally:
-            self._handshake.cancel()
-        if self._ended.done():
-            raise EngineDied(self._ended.result())
-        self._started = True
+    async def prepare(self) -> None:
+        if not self._spawned:
+            await self.spawn(successor=True)
+        await self._or_abandon(self._prepared)
+
+    async def load(self, config: EngineConfig, restore: bool) -> Ready:
+        if self._successor:
+            self.send(Load(config, restore))
+        else:
+            assert (config, restore) == (self._hello.config, False), "it has begun with something else"
+        ready = await self._or_abandon(self._ready)
+        if self._gone.done():
+            raise EngineDied(self._gone.result())
+        self._serving = True
         return ready
+
+    async def start(self) -> Ready:
+        """All from nothing to ready, for one that has no predecessor to wait for."""
+        if not self._spawned:
+            await self.spawn(successor=False)
+        return await self.load(self._hello.config, False)
 
     async def abandon(self) -> None:
         """End by force what was spawned and will not be waited for."""
-        self._handshake.cancel()
-        if not self._ready.cancel() and not self._ready.cancelled():
-            self._ready.exception()  # it failed by itself, and nobody else will ask
+        for future in (self._prepared, self._ready):
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # it failed by itself, and nobody else will ask
         self.kill()
         await self.wait()
 
@@ -172,6 +212,21 @@ class EngineProcess:
 
     def cancel(self, sequences: list[int]) -> None:
         self.send(Cancel(sequences))
+
+    async def trim(self, rung: str, device: int | None = None, keep_bytes: int | None = None) -> list[RungResult]:
+        request = next(self._requests)
+        return await self._ask(request, Trim(request, rung, device, keep_bytes))
+
+    async def grow(self, device: int | None = None, bytes: int | None = None) -> list[RungResult]:
+        request = next(self._requests)
+        return await self._ask(request, Grow(request, device, bytes))
+
+    async def checkpoint(self, budget_bytes: int) -> Checkpointed:
+        assert self._checkpointed is None, "an engine has one checkpoint, which ends its work"
+        self._refuse_if_gone()
+        self._checkpointed = asyncio.get_running_loop().create_future()
+        self.send(Checkpoint(budget_bytes))
+        return await self._checkpointed
 
     async def stop(self, timeout_s: float) -> None:
         self._stopping = True
@@ -184,103 +239,37 @@ class EngineProcess:
             await self.wait()
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        self._child.kill()
 
     async def wait(self) -> str:
-        return await asyncio.shield(self._ended)
+        return await asyncio.shield(self._gone)
 
     def send(self, message: ToEngine) -> None:
         """Queue one frame. The transport buffers without blocking; the scheduler bounds what is in flight."""
-        if self._socket is not None and not self._socket.is_closing():
-            self._socket.write(encode(self.generation, message))
+        self._child.write(encode(self.generation, message))
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
-        ours, theirs = socket.socketpair()
-        read_fd, write_fd = os.pipe()
-        output = os.fdopen(read_fd, "rb", buffering=0)
+    async def _ask(self, request: int, message: ToEngine) -> list[RungResult]:
+        self._refuse_if_gone()
+        answer: asyncio.Future[list[RungResult]] = asyncio.get_running_loop().create_future()
+        self._trims[request] = answer
+        self.send(message)
         try:
-            self._output, _ = await loop.connect_read_pipe(lambda: _Output(self), output)
-            self._socket, _ = await loop.create_unix_connection(lambda: _Frames(self), sock=ours)
-            self._spawn(loop, theirs, write_fd)
-        except BaseException as error:
-            for resource in (self._socket or ours, self._output or output):
-                resource.close()
-            if isinstance(error, OSError):
-                raise EngineDied(f"the engine process cannot be started: {error.strerror}") from error
-            raise
+            return await answer
         finally:
-            theirs.close()
-            os.close(write_fd)
+            del self._trims[request]
 
-    def _spawn(self, loop: asyncio.AbstractEventLoop, theirs: socket.socket, output_fd: int) -> None:
-        assert threading.current_thread() is threading.main_thread(), "the engine must be spawned from the main thread"
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", *self._command, "--socket-fd", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=output_fd,
-            stderr=output_fd,
-            pass_fds=(theirs.fileno(), self._hello.model_fd),
-            env={**os.environ, **self._env},
-            process_group=0,  # a Ctrl-C meant for the service must not reach a child that is not ready to ignore it
-        )
-        self._pidfd = os.pidfd_open(self._process.pid)
-        loop.add_reader(self._pidfd, self._on_exit)
+    def _refuse_if_gone(self) -> None:
+        if self._gone.done():
+            raise EngineDied(self._gone.result())
 
-    # The death of a child has three signs, in any order: it can be reaped, its socket ends, its output ends. All are
-    # awaited, so that nothing it sent is missed, but none for long: a grandchild may hold a copy of a descriptor.
+    async def _or_abandon(self, future: "asyncio.Future[Answer]") -> Answer:
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await self.abandon()
+            raise
 
-    def _on_exit(self) -> None:
-        assert self._process is not None
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._process.wait()
-        self.lose("process")
-
-    def lose(self, sign: str) -> None:
-        """One of the three signs of death; the first starts the clock for the others, the last ends this engine."""
-        if self._process is None:
-            return
-        if len(self._alive) == 3:
-            asyncio.get_running_loop().call_later(EXIT_GRACE_S, self._hasten)
-        self._alive.discard(sign)
-        if not self._alive:
-            self._finish()
-
-    def _hasten(self) -> None:
-        self.kill()
-        if "process" not in self._alive:
-            assert self._socket is not None
-            assert self._output is not None
-            self._socket.abort()
-            self._output.close()
-        elif self._alive:
-            asyncio.get_running_loop().call_later(EXIT_GRACE_S, self._hasten)
-
-    def _finish(self) -> None:
-        reason = self._reason()
-        self._ended.set_result(reason)
-        if not self._ready.done():
-            self._ready.set_exception(self._failure or EngineDied(reason))
-        elif self._started and not self._stopping:
-            self._events.on_dead(reason)
-
-    def _reason(self) -> str:
-        assert self._process is not None
-        code = self._process.returncode
-        if self._failure is not None:
-            return str(self._failure)
-        how = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exited with code {code}"
-        tail = f": {self._last_line}" if code > 0 and self._last_line else ""
-        return f"the engine (pid {self._process.pid}) {how}{tail}"
-
-    def _fail(self, error: EngineError) -> None:
-        self._failure = self._failure or error
-        self.kill()
-
-    def _miss_handshake(self) -> None:
-        if not self._welcomed:
-            self._fail(EngineDied(f"the engine did not answer within {HANDSHAKE_TIMEOUT_S:.0f} s of its start"))
+    # What the child says, and how it ends.
 
     def receive(self, data: bytes) -> None:
         """Bytes from the child's socket."""
@@ -291,21 +280,55 @@ class EngineProcess:
         except HandshakeError as error:
             self._fail(EngineDied(str(error)))
 
+    def ended(self) -> None:
+        """Nothing is left of the child: whoever waits for it hears of it, in its place."""
+        self._handshake.cancel()
+        reason = str(self._failure or self._child.obituary())
+        self._gone.set_result(reason)
+        died = self._failure or EngineDied(reason)
+        for question in (*self._trims.values(), self._checkpointed):
+            if isinstance(question, asyncio.Future) and not question.done():
+                question.set_exception(died)
+        if not self._ready.done():
+            self._ready.set_exception(died)
+            self._ready.exception()  # one that is being prepared is told of it by `prepare` alone
+            if not self._prepared.done():
+                self._prepared.set_exception(died)
+        elif self._serving and not self._stopping:
+            self._events.on_dead(reason)
+
+    def _fail(self, error: EngineError) -> None:
+        self._failure = self._failure or error
+        self.kill()
+
+    def _miss_handshake(self) -> None:
+        if not self._welcomed:
+            self._fail(EngineDied(f"the engine did not answer within {HANDSHAKE_TIMEOUT_S:.0f} s of its start"))
+
     def _dispatch(self, message: ToService) -> None:
-        if isinstance(message, Step):
-            self._events.on_step(message)
-        elif isinstance(message, Heartbeat):
-            self.heartbeat = message
-        elif isinstance(message, Failed):
-            self._events.on_failed(message)
-        elif isinstance(message, Welcome):
-            self._check(message)
-        elif isinstance(message, LoadProgress):
-            self._events.on_progress(message)
-        elif isinstance(message, LoadFailed):
-            self._fail(LoadRefused(message.kind, message.message))
-        elif not self._ready.done():
-            self._ready.set_result(message)
+        match message:
+            case Step():
+                self._events.on_step(message)
+            case Heartbeat():
+                self.heartbeat = message
+            case Failed():
+                self._events.on_failed(message)
+            case Ledger():
+                self._events.on_ledger(message)
+            case Trimmed():
+                _answer(self._trims.get(message.request), message.results)
+            case Checkpointed():
+                _answer(self._checkpointed, message)
+            case Welcome():
+                self._check(message)
+            case Prepared():
+                _answer(self._prepared, None)
+            case LoadProgress():
+                self._events.on_progress(message)
+            case LoadFailed():
+                self._fail(LoadRefused(message.kind, message.message))
+            case Ready():
+                _answer(self._ready, message)
 
     def _check(self, welcome: Welcome) -> None:
         self._welcomed = True
@@ -317,39 +340,11 @@ class EngineProcess:
             )
             self._fail(HandshakeError(problem))
 
-    def log_line(self, line: bytes) -> None:
-        """One line of the child's output."""
-        text = line.decode(errors="replace").rstrip()
-        if text:
-            self._last_line = text
-            log.warning("engine pid=%s: %s", self.pid, text)
 
-
-class _Frames(asyncio.Protocol):
-    def __init__(self, engine: EngineProcess) -> None:
-        self._engine = engine
-
-    def data_received(self, data: bytes) -> None:
-        self._engine.receive(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._engine.lose("socket")
-
-
-class _Output(asyncio.Protocol):
-    def __init__(self, engine: EngineProcess) -> None:
-        self._engine = engine
-        self._rest = b""
-
-    def data_received(self, data: bytes) -> None:
-        *lines, rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._engine.log_line(line[:LINE_BYTES])
-        self._rest = rest[:LINE_BYTES]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._engine.log_line(self._rest)
-        self._engine.lose("output")
+def _answer(question: "asyncio.Future[Answer] | None", answer: Answer) -> None:
+    """Unless whoever asked has given up by now."""
+    if question is not None and not question.done():
+        question.set_result(answer)
 
 
 @dataclass(frozen=True)
@@ -358,6 +353,8 @@ class EngineLauncher:
 
     config: EngineConfig
     model_fd: int
+    carry_fd: int
+    """Memory in which KV is carried from one engine to the next; every engine inherits it."""
     env: Mapping[str, str]
     build: str = field(default_factory=build_id)
 
@@ -373,10 +370,13 @@ class EngineLauncher:
         except (OSError, ValueError) as error:
             problem = error.strerror if isinstance(error, OSError) else str(error)
             raise ModelFileError(config.model_path, "file", problem or "cannot be opened") from error
-        return cls(config, model_fd, env)
+        return cls(config, model_fd, os.memfd_create("ullage-kv"), env)
 
     def __call__(self, generation: int, events: EngineEvents) -> EngineProcess:
-        return EngineProcess(self.config, generation, self.model_fd, events, build=self.build, env=self.env)
+        return EngineProcess(
+            self.config, generation, self.model_fd, events, build=self.build, env=self.env, carry_fd=self.carry_fd
+        )
 
     def close(self) -> None:
         os.close(self.model_fd)
+        os.close(self.carry_fd)

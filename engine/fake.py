@@ -2,7 +2,8 @@
 
 It schedules as the real one does as far as the service can tell: continuous batch up to `max_batch`, one Step message
 a step, stop ids and limits, resume after `generated_ids`, cancellation, release after the end. The tokens come from a
-script. It can be told to die, to hang, to fail a sequence and to refuse to load.
+script. It answers trims and checkpoints from a script too. It can be told to die, to hang, to outlive its SIGKILL, to
+fail a sequence and to refuse to load, at any stage of its life.
 """
 
 import asyncio
@@ -10,15 +11,35 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
 from engine.client import EngineEvents
-from engine.config import BLOCK_TOKENS
+from engine.config import BLOCK_TOKENS, EngineConfig
 from engine.errors import EngineDied, EngineError
-from engine.messages import Failed, Ready, Step, StepStats, Submit, Token
+from engine.messages import (
+    Checkpointed,
+    DeviceReady,
+    Failed,
+    LoadProgress,
+    Ready,
+    RungResult,
+    Step,
+    StepStats,
+    Submit,
+    Token,
+)
 
 Script = Callable[[Submit], Iterable[int]]
+Stage = Literal["prepare", "load", "checkpoint", "stop"]
+
+
+class Carry:
+    """Stands for the memory in which KV is carried over; every engine of a service gets the same one."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
 
 
 @dataclass(slots=True)
@@ -47,26 +68,50 @@ class FakeEngine:
     cached: int = 0
     """Prompt tokens that every start finds in the prefix cache, as far as the prompt is longer."""
     load_error: EngineError | None = None
+    dies_in: Stage | None = None
+    hangs_in: Stage | None = None
+    unkillable: bool = False
+    """A SIGKILL has no effect until `reap`, as when its driver is stuck in the kernel."""
+    poison: int | None = None
+    """The step in which a sequence with this id in its prompt would start kills the engine instead."""
+    devices: Sequence[DeviceReady] = ()
+    rungs: dict[str, RungResult] = field(default_factory=dict)
+    """What a trim of each rung answers; one that is not here is a noop."""
+    carry: Carry = field(default_factory=Carry)
     steps: int = 0
+    trims: list[tuple[str, int | None, int | None]] = field(default_factory=list)
+    """Every trim that was asked for: rung, device, bytes that may stay. A growth is `("grow", device, bytes)`."""
+    config: EngineConfig | None = None
+    """What it was told to load."""
+    restored: int = 0
     _waiting: deque[Submit] = field(default_factory=deque)
     _running: dict[int, _Running] = field(default_factory=dict)
     _cancelled: list[int] = field(default_factory=list)
     _refusals: deque[str] = field(default_factory=deque)
     _next: asyncio.Handle | None = None
     _serving: bool = False
+    _stopping: bool = False
     _hung: bool = False
     _queried: int = 0
     _hits: int = 0
 
-    async def start(self) -> Ready:
+    def __post_init__(self) -> None:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        await asyncio.sleep(0)
+
+    async def prepare(self) -> None:
+        await self._pass("prepare")
+
+    async def load(self, config: EngineConfig, restore: bool) -> Ready:
+        self.config = config
+        self.events.on_progress(LoadProgress("weights", 0, 1))
+        await self._pass("load")
         if self.load_error is not None:
             self._ended.set_result(str(self.load_error))
             raise self.load_error
-        if self._ended.done():
-            raise EngineDied(self._ended.result())
+        self.events.on_progress(LoadProgress("warmup", 0, 1))
+        await self._pass(None)
         self._serving = True
+        self.restored = self.carry.blocks if restore else 0
         return Ready(
             device="fake",
             max_context=self.max_context,
@@ -76,7 +121,13 @@ class FakeEngine:
             kv_bytes=0,
             weight_bytes=0,
             load_seconds=0.0,
+            devices=list(self.devices),
+            restored_blocks=self.restored,
         )
+
+    async def start(self) -> Ready:
+        await self.prepare()
+        return await self.load(EngineConfig(model_path="fake"), restore=False)
 
     def submit(self, submit: Submit) -> None:
         if self._ended.done():
@@ -93,11 +144,35 @@ class FakeEngine:
             self._cancelled.extend(sequences)
             self._wake()
 
+    async def trim(self, rung: str, device: int | None = None, keep_bytes: int | None = None) -> list[RungResult]:
+        self.trims.append((rung, device, keep_bytes))
+        await self._pass(None)
+        return [self.rungs.get(rung) or RungResult(rung, device or 0, "noop", 0, 0.0)]
+
+    async def grow(self, device: int | None = None, bytes: int | None = None) -> list[RungResult]:
+        self.trims.append(("grow", device, bytes))
+        await self._pass(None)
+        return [self.rungs.get("grow") or RungResult("elastic", device or 0, "noop", 0, 0.0)]
+
+    async def checkpoint(self, budget_bytes: int) -> Checkpointed:
+        """A step that had been launched is still told; after that there is none."""
+        await self._pass("checkpoint")
+        self.carry.blocks = self.blocks_used if budget_bytes else 0
+        self._rest()
+        return Checkpointed(self.carry.blocks, self.carry.blocks, 0.0)
+
     async def stop(self, timeout_s: float) -> None:
-        self._end("stopped")
+        self._stopping = True
+        if self.hangs_in == "stop" and not self._ended.done():
+            await asyncio.wait([self._ended], timeout=timeout_s)
+            self.kill()
+        elif not self.unkillable:
+            self._end("stopped")
+        await self.wait()
 
     def kill(self) -> None:
-        self.die("killed")
+        if not self.unkillable:
+            self.die("killed")
 
     async def wait(self) -> str:
         return await asyncio.shield(self._ended)
@@ -108,8 +183,13 @@ class FakeEngine:
         """End as a process does: nothing more is sent, and `on_dead` follows on a later turn of the loop."""
         if not self._ended.done():
             self._end(reason)
-            if self._serving:
+            if self._serving and not self._stopping:
                 asyncio.get_running_loop().call_soon(self.events.on_dead, reason)
+
+    def reap(self) -> None:
+        """The SIGKILL of an unkillable one works at last."""
+        self.unkillable = False
+        self.kill()
 
     def hang(self) -> None:
         """Live, take everything and do nothing, until killed."""
@@ -135,6 +215,21 @@ class FakeEngine:
     def blocks_used(self) -> int:
         return sum(-(-(len(r.submit.prompt_ids) + r.length) // BLOCK_TOKENS) for r in self._running.values())
 
+    async def _pass(self, stage: Stage | None) -> None:
+        """A turn of the loop, as any answer takes; the one in which it dies or hangs if it was told to."""
+        try:
+            await asyncio.sleep(0)
+            if stage is not None and stage == self.dies_in:
+                self.die(f"the fake engine was told to die in {stage}")
+            if self._hung or (stage is not None and stage == self.hangs_in):
+                await self.wait()
+        except asyncio.CancelledError:
+            if not self._serving:
+                self._end("given up")
+            raise
+        if self._ended.done():
+            raise EngineDied(self._ended.result())
+
     # One step.
 
     def _wake(self) -> None:
@@ -149,6 +244,9 @@ class FakeEngine:
         released = [sequence for sequence in self._cancelled if self._drop(sequence)]
         self._cancelled.clear()
         admitted = self._admit()
+        if self._poisoned():
+            self.die("poisoned")
+            return
         tokens = [self._extend(sequence, running) for sequence, running in self._running.items()]
         for token in tokens:
             if token.finish is not None:
@@ -178,6 +276,9 @@ class FakeEngine:
             self._hits += cached
             admitted.append((submit.sequence, cached))
         return admitted
+
+    def _poisoned(self) -> bool:
+        return self.poison is not None and any(self.poison in r.submit.prompt_ids for r in self._running.values())
 
     def _tokens(self, submit: Submit, start: int) -> Iterator[int]:
         script = self.script(submit) if callable(self.script) else self.script
@@ -214,10 +315,14 @@ class FakeEngine:
             seconds=self.step_s,
         )
 
-    def _end(self, reason: str) -> None:
+    def _rest(self) -> None:
         if self._next is not None:
             self._next.cancel()
             self._next = None
+        self._hung = True
+
+    def _end(self, reason: str) -> None:
+        self._rest()
         self._running.clear()
         self._waiting.clear()
         if not self._ended.done():

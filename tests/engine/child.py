@@ -15,16 +15,25 @@ from engine.framing import ENVELOPE, FrameSplitter, encode
 from engine.messages import (
     SCHEMA,
     Cancel,
+    Checkpoint,
+    Checkpointed,
+    Grow,
     Heartbeat,
     Hello,
+    Ledger,
+    Load,
     LoadFailed,
     LoadProgress,
+    Prepared,
     Ready,
+    RungResult,
     Step,
     StepStats,
     Stop,
     Submit,
     Token,
+    Trim,
+    Trimmed,
     Welcome,
 )
 
@@ -42,7 +51,35 @@ def greet(sock: socket.socket, build: str) -> Hello:
     return hello
 
 
-def serve(channel: Channel, mode: str) -> int:
+def trim(channel: Channel, message: Trim | Grow, mode: str) -> None:
+    """One rung on one device; `dies-at-trim` is what its name says."""
+    if mode == "dies-at-trim":
+        os._exit(6)
+    if isinstance(message, Trim):
+        result = RungResult(message.rung, message.device or 0, "ok", message.keep_bytes or 1, 0.1)
+    else:
+        result = RungResult("elastic", message.device or 0, "ok", -(message.bytes or 1), 0.1)
+    channel.send(Ledger([{"kv_cache": 7}]))
+    channel.send(Trimmed(message.request, [result]))
+
+
+def checkpoint(carry_fd: int | None, budget: int) -> Checkpointed:
+    """Leaves the word "carried" for the next one."""
+    assert carry_fd is not None
+    return Checkpointed(1, os.pwrite(carry_fd, b"carried"[:budget], 0), 0.0)
+
+
+def load_when_told(channel: Channel, mode: str) -> Load:
+    """The second half of a successor's start."""
+    channel.send(Prepared())
+    if mode == "dies-prepared":
+        os._exit(4)
+    [message] = channel.poll(None)
+    assert isinstance(message, Load)
+    return message
+
+
+def serve(channel: Channel, mode: str, carry_fd: int | None = None) -> int:
     """Token n of a sequence is n; modes spoil it after the tenth step."""
     running: dict[int, list[int]] = {}
     step = 0
@@ -51,6 +88,13 @@ def serve(channel: Channel, mode: str) -> int:
         for message in channel.poll(0.01 if running else None):
             if isinstance(message, Submit):
                 running[message.sequence] = [len(message.generated_ids), message.max_tokens]
+            elif isinstance(message, Trim | Grow):
+                trim(channel, message, mode)
+            elif isinstance(message, Checkpoint):
+                if mode == "dies-at-checkpoint":
+                    os._exit(5)
+                channel.send(checkpoint(carry_fd, message.budget_bytes))
+                running.clear()
             elif isinstance(message, Cancel):
                 released += [sequence for sequence in message.sequences if running.pop(sequence, None)]
             elif isinstance(message, Stop):
@@ -105,6 +149,14 @@ def main() -> int:
         os.write(2, b"x" * 1_000_000 + b"\nsecond line\n")
     hello = greet(sock, "0123456789abcdef" if mode == "other-build" else build_id())
     channel = Channel(sock, hello.generation)
+    restored = 0
+    if hello.successor:
+        if mode == "slow-prepare":
+            time.sleep(60)
+        load = load_when_told(channel, mode)
+        if load.restore:
+            assert hello.carry_fd is not None
+            restored = len(os.pread(hello.carry_fd, 100, 0))
     channel.send(LoadProgress("weights", 1, 2))
     if mode == "refuse":
         channel.send(LoadFailed("ModelFileError", f"{hello.config.model_path}: header: is truncated"))
@@ -113,10 +165,10 @@ def main() -> int:
         time.sleep(60)
     if mode == "fd":
         channel.send(LoadProgress(os.read(hello.model_fd, 100).decode() + os.environ["ADDED"], 2, 2))
-    channel.send(READY)
+    channel.send(msgspec.structs.replace(READY, restored_blocks=restored))
     channel.send(Heartbeat(0, False, 0.0))
     with suppress(ServiceGone):
-        return serve(channel, mode)
+        return serve(channel, mode, hello.carry_fd)
     return 1
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from engine import child as child_process
 from engine import client
 from engine.build import build_id
-from engine.client import LINE_BYTES, EngineLauncher, EngineProcess
+from engine.child import LINE_BYTES
+from engine.client import EngineLauncher, EngineProcess
 from engine.config import EngineConfig
 from engine.errors import EngineDied, HandshakeError, LoadRefused, ModelFileError
-from engine.messages import Failed, LoadProgress, Ready, Sampling, Step, Submit
+from engine.messages import Checkpointed, Failed, Ledger, LoadProgress, Ready, RungResult, Sampling, Step, Submit
 
 CHILD = str(Path(__file__).with_name("child.py"))
 
@@ -27,6 +29,7 @@ class Listener:
         self.progress: list[LoadProgress] = []
         self.tokens: list[int] = []
         self.released: list[int] = []
+        self.ledgers: list[Ledger] = []
         self.deaths: list[str] = []
         self.news = asyncio.Event()
 
@@ -41,6 +44,9 @@ class Listener:
 
     def on_failed(self, failed: Failed) -> None:
         raise AssertionError(failed)
+
+    def on_ledger(self, ledger: Ledger) -> None:
+        self.ledgers.append(ledger)
 
     def on_dead(self, reason: str) -> None:
         self.deaths.append(reason)
@@ -91,12 +97,18 @@ async def nothing_left(libuv: None) -> AsyncIterator[None]:
     assert not has_children()
 
 
-def engine(mode: str, listener: Listener, model: int, generation: int = 1) -> EngineProcess:
+CONFIG = EngineConfig(model_path="/some/model.gguf")
+
+
+def engine(
+    mode: str, listener: Listener, model: int, generation: int = 1, carry_fd: int | None = None
+) -> EngineProcess:
     return EngineProcess(
-        EngineConfig(model_path="/some/model.gguf"),
+        CONFIG,
         generation,
         model,
         listener,
+        carry_fd=carry_fd,
         build=build_id(),
         env={"ADDED": "to the environment"},
         command=(CHILD, mode),
@@ -191,7 +203,7 @@ async def test_frames_of_another_generation_are_dropped(model: int) -> None:
 async def test_a_head_start(model: int) -> None:
     """The child runs before anybody waits for it; whoever listens then hears of everything from then on."""
     child = engine("good", Listener(), model)
-    await child.spawn()
+    await child.spawn(successor=False)
     listener = Listener()
     child.listen(listener)
     await child.start()
@@ -204,7 +216,7 @@ async def test_a_head_start(model: int) -> None:
 @pytest.mark.parametrize("mode", ["good", "slow-load", "stillborn"])
 async def test_a_head_start_that_nobody_takes_up(mode: str, model: int) -> None:
     child = engine(mode, Listener(), model)
-    await child.spawn()
+    await child.spawn(successor=False)
     await asyncio.sleep(0.2)
     await child.abandon()
 
@@ -212,13 +224,121 @@ async def test_a_head_start_that_nobody_takes_up(mode: str, model: int) -> None:
 async def test_a_death_before_anybody_waits_is_told_by_start(model: int) -> None:
     listener = Listener()
     child = engine("good", listener, model)
-    await child.spawn()
+    await child.spawn(successor=False)
     await asyncio.shield(child._ready)
     child.kill()
     await child.wait()
     with pytest.raises(EngineDied, match="signal 9"):
         await child.start()
     assert listener.deaths == []
+
+
+async def test_a_successor_loads_when_it_is_told_to(model: int) -> None:
+    listener = Listener()
+    child = engine("good", listener, model)
+    await child.prepare()
+    await asyncio.sleep(0.05)
+    assert listener.progress == []
+    assert (await child.load(CONFIG, restore=False)).restored_blocks == 0
+    assert listener.progress == [LoadProgress("weights", 1, 2)]
+    child.submit(submit(max_tokens=5))
+    await listener.until_released()
+    await child.stop(5)
+    assert listener.deaths == []
+
+
+async def test_a_head_start_is_prepared_already(model: int) -> None:
+    child = engine("good", Listener(), model)
+    await child.spawn(successor=False)
+    await child.prepare()
+    assert await child.load(CONFIG, restore=False)
+    await child.stop(5)
+
+
+async def test_what_is_carried_from_one_to_the_next(model: int) -> None:
+    """The old engine writes into the service's memory, and the new one, started before, reads it."""
+    carry_fd = os.memfd_create("carry")
+    old, new = (engine("good", Listener(), model, n, carry_fd) for n in (1, 2))
+    await old.start()
+    await new.prepare()
+    assert await old.checkpoint(100) == Checkpointed(1, 7, 0.0)
+    await old.stop(5)
+    assert (await new.load(CONFIG, restore=True)).restored_blocks == 7
+    await new.stop(5)
+    os.close(carry_fd)
+
+
+async def test_trims_are_answered_each_to_its_own(model: int) -> None:
+    listener = Listener()
+    child = engine("good", listener, model)
+    await child.start()
+    answers = await asyncio.gather(child.trim("elastic", 1, 5), child.grow(1, 9), child.trim("pools"))
+    assert answers == [
+        [RungResult("elastic", 1, "ok", 5, 0.1)],
+        [RungResult("elastic", 1, "ok", -9, 0.1)],
+        [RungResult("pools", 0, "ok", 1, 0.1)],
+    ]
+    assert listener.ledgers == [Ledger([{"kv_cache": 7}])] * 3
+    given_up = asyncio.ensure_future(child.trim("pools"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert len(await child.trim("pools")) == 1, "an answer that nobody waits for is dropped"
+    await child.stop(5)
+
+
+async def test_a_death_answers_every_question(model: int) -> None:
+    listener = Listener()
+    child = engine("dies-at-trim", listener, model)
+    await child.start()
+    questions = [child.trim("pools"), child.trim("pools"), child.grow()]
+    for answer in await asyncio.gather(*questions, return_exceptions=True):
+        assert isinstance(answer, EngineDied)
+        assert "exited with code 6" in str(answer)
+    assert len(listener.deaths) == 1
+    for late in (child.trim("pools"), child.checkpoint(1)):
+        with pytest.raises(EngineDied, match="code 6"):
+            await late
+
+
+async def test_a_death_at_the_checkpoint(model: int) -> None:
+    listener = Listener()
+    child = engine("dies-at-checkpoint", listener, model)
+    await child.start()
+    with pytest.raises(EngineDied, match="code 5"):
+        await child.checkpoint(100)
+    assert len(listener.deaths) == 1
+
+
+async def test_a_successor_that_dies_before_it_is_told_to_load(model: int) -> None:
+    listener = Listener()
+    child = engine("dies-prepared", listener, model)
+    await child.prepare()
+    await child.wait()
+    with pytest.raises(EngineDied, match="code 4"):
+        await child.load(CONFIG, restore=False)
+    with pytest.raises(EngineDied, match="code 1: cannot even begin"):
+        await engine("stillborn", listener, model).prepare()
+    assert listener.deaths == []
+
+
+@pytest.mark.parametrize("mode", ["slow-prepare", "slow-load"])
+async def test_a_successor_that_is_given_up(mode: str, model: int) -> None:
+    child = engine(mode, Listener(), model)
+    start = asyncio.ensure_future(child.prepare())
+    await asyncio.sleep(0.3)
+    if mode == "slow-load":
+        await start
+        start = asyncio.ensure_future(child.load(CONFIG, restore=False))
+        await asyncio.sleep(0.1)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+
+
+async def test_a_prepared_one_may_be_abandoned(model: int) -> None:
+    child = engine("good", Listener(), model)
+    await child.prepare()
+    await child.abandon()
 
 
 async def test_two_engines_at_once(model: int) -> None:
@@ -274,7 +394,7 @@ async def test_a_process_that_cannot_be_made(model: int, monkeypatch: pytest.Mon
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(client.subprocess, "Popen", fail)
+    monkeypatch.setattr(child_process.subprocess, "Popen", fail)
     with pytest.raises(EngineDied, match="Cannot allocate memory"):
         await engine("good", Listener(), model).start()
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.errors import DoesNotFit, EngineDied
-from engine.fake import FakeEngine
-from engine.messages import Failed, LoadProgress, Sampling, Step, Submit
+from engine.fake import Carry, FakeEngine
+from engine.messages import Failed, Ledger, LoadProgress, RungResult, Sampling, Step, Submit
 
 
 class Listener:
@@ -17,6 +18,7 @@ class Listener:
         self.finish: dict[int, str | None] = {}
         self.steps: list[Step] = []
         self.failed: list[Failed] = []
+        self.progress: list[str] = []
         self.deaths: list[str] = []
         self.news = asyncio.Event()
 
@@ -26,7 +28,7 @@ class Listener:
             self.news.clear()
 
     def on_progress(self, progress: LoadProgress) -> None:
-        raise AssertionError(progress)
+        self.progress.append(progress.phase)
 
     def on_step(self, step: Step) -> None:
         self.steps.append(step)
@@ -38,6 +40,9 @@ class Listener:
 
     def on_failed(self, failed: Failed) -> None:
         self.failed.append(failed)
+
+    def on_ledger(self, ledger: Ledger) -> None:
+        raise AssertionError(ledger)
 
     def on_dead(self, reason: str) -> None:
         self.deaths.append(reason)
@@ -201,6 +206,102 @@ async def test_stop_is_no_death() -> None:
     await engine.stop(1)
     await settle(engine)
     assert listener.deaths == []
+
+
+CONFIG = EngineConfig(model_path="fake")
+
+
+async def test_a_successor_carries_on() -> None:
+    carry = Carry()
+    old, listener = await started([1, 2, 3], carry=carry)
+    old.submit(submit(1, max_tokens=1000))
+    await listener.until(lambda: len(listener.steps) >= 3)
+    heir = Listener()
+    new = FakeEngine([1, 2, 3], 2, heir, carry=carry)
+    await new.prepare()
+    assert heir.progress == []
+    told = list(listener.tokens[1])
+    checkpointed = await old.checkpoint(100)
+    assert checkpointed.blocks == 1
+    assert len(listener.tokens[1]) == len(told) + 1, "the step that was under way is told"
+    told = list(listener.tokens[1])
+    await asyncio.sleep(0.01)
+    assert listener.tokens[1] == told, "and no other"
+    await old.stop(1)
+    ready = await new.load(CONFIG, restore=True)
+    assert (ready.restored_blocks, new.restored, new.config) == (1, 1, CONFIG)
+    assert heir.progress == ["weights", "warmup"]
+    assert listener.deaths == []
+
+
+@pytest.mark.parametrize("stage", ["prepare", "load"])
+@pytest.mark.parametrize("fault", ["dies_in", "hangs_in"])
+async def test_faults_of_a_start(stage: str, fault: str) -> None:
+    listener = Listener()
+    engine = FakeEngine([1], 1, listener, **{fault: stage})  # type: ignore[arg-type]
+    start = asyncio.ensure_future(engine.start())
+    if fault == "hangs_in":
+        await asyncio.sleep(0.01)
+        assert not start.done()
+        engine.kill()
+    with pytest.raises(EngineDied, match="killed" if fault == "hangs_in" else stage):
+        await start
+    assert listener.deaths == []
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    engine = FakeEngine([1], 1, Listener(), hangs_in="load")
+    start = asyncio.ensure_future(engine.start())
+    await asyncio.sleep(0.01)
+    start.cancel()
+    assert await engine.wait() == "given up"
+
+
+async def test_faults_at_the_checkpoint() -> None:
+    engine, listener = await started([1], dies_in="checkpoint")
+    with pytest.raises(EngineDied, match="die in checkpoint"):
+        await engine.checkpoint(1)
+    await asyncio.sleep(0)
+    assert len(listener.deaths) == 1
+    engine, listener = await started([1], hangs_in="checkpoint")
+    waiting = asyncio.ensure_future(engine.checkpoint(1))
+    await asyncio.sleep(0.01)
+    engine.kill()
+    with pytest.raises(EngineDied, match="killed"):
+        await waiting
+
+
+async def test_one_that_does_not_stop_and_one_that_cannot_be_killed() -> None:
+    engine, listener = await started([1], hangs_in="stop")
+    await engine.stop(0.01)
+    assert await engine.wait() == "killed"
+    engine, listener = await started([1], unkillable=True)
+    engine.kill()
+    stop = asyncio.ensure_future(engine.stop(0.01))
+    await asyncio.sleep(0.02)
+    assert not stop.done()
+    engine.reap()
+    await stop
+    assert listener.deaths == []
+
+
+async def test_trims_answer_from_the_script() -> None:
+    result = RungResult("pools", 1, "ok", 5, 0.1)
+    engine, _ = await started([1], rungs={"pools": result})
+    assert await engine.trim("pools", 1) == [result]
+    assert await engine.trim("elastic", 1, 7) == [RungResult("elastic", 1, "noop", 0, 0.0)]
+    assert await engine.grow(0, 9) == [RungResult("elastic", 0, "noop", 0, 0.0)]
+    assert engine.trims == [("pools", 1, None), ("elastic", 1, 7), ("grow", 0, 9)]
+
+
+async def test_poison_kills_at_the_first_step() -> None:
+    engine, listener = await started([1], poison=66)
+    engine.submit(submit(1, max_tokens=1000))
+    await listener.until(lambda: len(listener.steps) >= 3)
+    engine.submit(submit(2, prompt_ids=[1, 66]))
+    await asyncio.sleep(0.01)
+    assert listener.deaths == ["poisoned"]
+    assert 2 not in listener.tokens
 
 
 async def test_paced_steps() -> None:
