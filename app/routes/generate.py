@@ -80,6 +80,7 @@ def _choices(
             max_tokens=min(body.limit or service.max_context, service.max_context - len(prompt)),
             stop_ids=stop_ids,
             stops=body.stops,
+            cache_prompt=body.cache_prompt is not False,
         )
         for prompt in prompts
         for choice in range(body.choices)
