@@ -12,8 +12,8 @@ from app.answers import Answer, ChatAnswer, CompletionAnswer
 from app.record import ChoiceRequest
 from app.schemas.body import parse
 from app.schemas.chat import ChatBody
-from app.schemas.common import GenerationBody
 from app.schemas.completions import CompletionBody
+from app.schemas.generation import GenerationBody
 from app.service import Service
 from app.streaming import PlainResponse, StreamResponse
 
