@@ -219,6 +219,9 @@ class Scheduler:
         """The next step, counted as launched; None when no sequence has anything to compute now."""
         step = self._launched_step + 1
         rows: dict[int, tuple[Sequence, int]] = {}
+        reading = next((sequence for sequence in self._running if sequence.reading), None)
+        if reading is not None and not self._make_room(reading, reading.known):
+            reading = None
         decode = []
         # Oldest first. Preemption shortens the list at its end, so it never takes a sequence that has its row.
         for sequence in self._running:
@@ -227,9 +230,8 @@ class Scheduler:
                 decode.append(row)
                 sequence.last_step = step
                 rows[row.slot] = sequence, row.position + 1
-        reading = next((sequence for sequence in self._running if sequence.reading), None)
         chunk = None
-        if reading is not None and self._make_room(reading, reading.known):
+        if reading in self._running:
             chunk = self._next_chunk(reading, alone=len(self._running) == 1)
             reading.last_step = step
             rows[chunk.slot] = reading, reading.computed

@@ -263,6 +263,20 @@ def test_the_youngest_is_preempted_and_resumed_with_the_same_text(eager):
     assert finished == [0, 1, 2]
 
 
+def test_a_preempted_sequence_comes_before_those_that_never_ran():
+    engine = Engine(n_blocks=12, max_batch=3)
+    submits = [submit(i, [i] * 6, max_tokens=26) for i in range(5)]
+    engine.submit(*submits)
+    engine.run()
+    check(engine, *submits)
+    starts = [sequence for step in engine.steps for sequence, _ in step.admitted]
+    assert len(starts) > 5
+    firsts = [starts.index(sequence) for sequence in range(5)]
+    assert firsts == sorted(firsts)
+    last_resumption = max(at for at, sequence in enumerate(starts) if sequence == 2)
+    assert last_resumption < starts.index(3)
+
+
 def test_output_does_not_depend_on_pool_batch_or_chunk():
     submits = [submit(i, [i % 3, *range(9 + i)], max_tokens=20, seed=i) for i in range(6)]
     seen = set()

@@ -1,5 +1,7 @@
 """Both kinds of state through the same scheduler: the scripted pipelines fail on any state put back wrongly."""
 
+from collections import defaultdict
+
 import pytest
 
 from engine.kv_cache.blocks import BlockPool
@@ -142,36 +144,67 @@ def test_preemption_replays_from_a_snapshot():
     assert [engine.cached[i] for i in range(3)] == [[0], [0], [0, 12, 12]]
 
 
+class Stepped:
+    """A scheduler and a pipeline with nothing in flight between two steps, as a rollback needs it."""
+
+    def __init__(self, kinds, n_blocks):
+        self.pool = BlockPool(n_blocks, block_tokens=BLOCK)
+        self.pipeline = RecurrentPipeline(BLOCK) if kinds == "mixed" else ScriptedPipeline(BLOCK)
+        others = (FixedSlot(self.pipeline, every=6, n_snapshots=20),) if kinds == "mixed" else ()
+        self.scheduler = Scheduler(self.pool, 2, 1000, 6, 6, True, others)
+        self.tokens = defaultdict(list)
+
+    def step(self):
+        sequence = self.scheduler.admit()
+        if sequence is not None:
+            self.pipeline.admit(sequence.slot, sequence.submit, sequence.generated)
+        self.pipeline.launch(self.scheduler.schedule())
+        for token in self.scheduler.apply(self.pipeline.collect()):
+            self.tokens[token.sequence].append(token.token)
+        self.pool.audit(sequence.blocks for sequence in self.scheduler.holding())
+
+    def until(self, sequence, count):
+        while len(self.tokens[sequence]) < count:
+            self.step()
+
+    def rollback(self, sequence, length):
+        self.scheduler.rollback(sequence, length)
+        self.pipeline.admit(sequence.slot, sequence.submit, sequence.generated)
+
+
 @pytest.mark.parametrize("length", [0, 1, 11, 12, 13, 23, 24, 25, 29])
 @pytest.mark.parametrize("kinds", ["paged", "mixed"])
 def test_rollback_recomputes_from_where_all_kinds_can_be_cut(kinds, length):
-    pool = BlockPool(32, block_tokens=BLOCK)
-    pipeline = RecurrentPipeline(BLOCK) if kinds == "mixed" else ScriptedPipeline(BLOCK)
-    others = (FixedSlot(pipeline, every=6, n_snapshots=20),) if kinds == "mixed" else ()
-    scheduler = Scheduler(pool, 2, 1000, 6, 6, True, others)
+    engine = Stepped(kinds, 32)
     one = submit(1, range(27), max_tokens=12)
-    scheduler.add(one)
-    sequence = scheduler.admit()
-    pipeline.admit(sequence.slot, one, [])
-    tokens = []
-
-    def step():
-        pipeline.launch(scheduler.schedule())
-        tokens.extend(token.token for token in scheduler.apply(pipeline.collect()))
-
-    while len(tokens) < 5:
-        step()
+    engine.scheduler.add(one)
+    engine.until(1, 5)
+    [sequence] = engine.scheduler.holding()
     stored = sequence.computed
-    scheduler.rollback(sequence, length)
+    engine.rollback(sequence, length)
     # Blocks up to 28 are shared, snapshots at 6, 12, 18, 24 and 30.
     expected = {"paged": length if length >= 28 else length // 4 * 4, "mixed": min(length // 12 * 12, 24)}
     assert sequence.computed == expected[kinds] < stored
-    pool.audit([sequence.blocks])
-    pipeline.admit(sequence.slot, one, sequence.generated)
-    while not sequence.ended:
-        step()
-    assert tokens == expected_tokens(one)[0]
-    assert pool.used == 0
+    engine.until(1, 12)
+    assert engine.tokens[1] == expected_tokens(one)[0]
+    assert engine.scheduler.idle
+
+
+@pytest.mark.parametrize("n_blocks", range(9, 20))
+@pytest.mark.parametrize("kinds", ["paged", "mixed"])
+def test_rollback_beside_another_sequence_however_little_room_there_is(kinds, n_blocks):
+    engine = Stepped(kinds, n_blocks)
+    one, two = submit(1, range(13), max_tokens=20), submit(2, range(20, 25), max_tokens=20)
+    engine.scheduler.add(one)
+    engine.scheduler.add(two)
+    for count in (6, 12, 18):
+        engine.until(1, count)
+        engine.rollback(engine.scheduler.holding()[0], 7)
+    engine.until(1, 20)
+    engine.until(2, 20)
+    for each in (one, two):
+        assert engine.tokens[each.sequence] == expected_tokens(each)[0]
+    assert engine.scheduler.idle
 
 
 def test_carry_over_to_another_engine_goes_by_key():
