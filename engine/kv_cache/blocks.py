@@ -159,6 +159,11 @@ class BlockPool:
     # Giving memory back. Whoever owns it unmaps what `shrink` names, and maps before it calls `grow`.
 
     @property
+    def groups(self) -> int:
+        """Groups with all of them present."""
+        return self._groups.total
+
+    @property
     def absent_groups(self) -> list[int]:
         """Groups that `grow` could put back, in ascending order."""
         return self._groups.absent

@@ -1,8 +1,8 @@
 """How the blocks of a pool lie in memory that comes and goes by granules: pure arithmetic, for plan and storage alike.
 
 K and V lie as [layer][K | V][block]: 2 * layers *runs* of equal length. Blocks come and go in *groups*: the smallest
-number of consecutive blocks that is a whole number of granules in every run. So a group's granules are its own, and
-what is left when it goes keeps its place.
+number of consecutive blocks that is a whole number of granules in every run, or a multiple of it. So a group's granules
+are its own, and what is left when it goes keeps its place.
 
 Scales of int8 lie beside, as one run [block][layer][K | V][kv head][token]: they are a sixty-fourth of the values, and
 as 2 * layers runs of their own each would round up to a granule. A granule of scales may serve several groups and goes
@@ -10,8 +10,9 @@ with the last of them.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
+from typing import Self
 
 from engine.config import BLOCK_TOKENS
 from engine.memory.arena import GRANULE
@@ -19,6 +20,7 @@ from engine.memory.arena import GRANULE
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
 SCALE_BYTES = {"f32": 0, "f16": 0, "int8": 2}
 """Per head and token."""
+MOST_GROUPS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,17 @@ class KvGeometry:
     dtype: str
     granule: int = GRANULE
     block_tokens: int = BLOCK_TOKENS
+    multiple: int = 1
+    """Smallest groups in a group."""
+
+    def coarse(self, n_blocks: int) -> Self:
+        """The same with groups so large that `n_blocks` blocks are at most 128 of them.
+
+        Each group is mapped run by run, which costs a driver tens of microseconds a piece: a pool of 130 GiB has 65,000
+        granules, and nobody shrinks such a pool by less than a gigabyte.
+        """
+        smallest = replace(self, multiple=1)
+        return replace(self, multiple=max(1, -(-smallest.groups(n_blocks) // MOST_GROUPS)))
 
     @property
     def runs(self) -> int:
@@ -52,7 +65,7 @@ class KvGeometry:
 
     @property
     def group_blocks(self) -> int:
-        return self.granule // gcd(self.granule, self.run_bytes)
+        return self.multiple * (self.granule // gcd(self.granule, self.run_bytes))
 
     @property
     def group_granules(self) -> int:

@@ -15,13 +15,14 @@ class Groups:
     def __init__(self, n_blocks: int, group_blocks: int) -> None:
         self._n_blocks = n_blocks
         self._group_blocks = group_blocks
-        n_groups = -(-n_blocks // group_blocks)
-        self._free = [list(reversed(self.members(group))) for group in range(n_groups)]
-        self._held = [0] * n_groups
-        self._idle = [0] * n_groups
+        self.total = -(-n_blocks // group_blocks)
+        """Groups, absent ones included."""
+        self._free = [list(reversed(self.members(group))) for group in range(self.total)]
+        self._held = [0] * self.total
+        self._idle = [0] * self.total
         self._absent: set[int] = set()
         # Groups with free blocks by what their others do, each in the order in which it came to be so.
-        self._open: tuple[dict[int, None], ...] = ({}, {}, dict.fromkeys(range(n_groups)))
+        self._open: tuple[dict[int, None], ...] = ({}, {}, dict.fromkeys(range(self.total)))
         self.free = n_blocks
         """How many blocks are free."""
 

@@ -14,13 +14,14 @@ geometries = st.builds(
     dtype=st.sampled_from(["f32", "f16", "int8"]),
     granule=st.sampled_from([1 << 12, 1 << 14, 1 << 16]),
     block_tokens=st.sampled_from([4, 16, 64]),
+    multiple=st.sampled_from([1, 1, 3]),
 )
 
 
 @given(geometry=geometries, n_blocks=st.integers(1, 100))
 def test_a_group_is_the_fewest_blocks_that_are_whole_granules(geometry, n_blocks):
     whole = [n for n in range(1, geometry.group_blocks + 1) if n * geometry.run_bytes % geometry.granule == 0]
-    assert whole == [geometry.group_blocks]
+    assert whole[0] * geometry.multiple == geometry.group_blocks
 
 
 @given(geometry=geometries, n_blocks=st.integers(1, 100))
@@ -74,3 +75,12 @@ def test_figures_of_a_known_model():
     assert int8.group_blocks == 32
     assert int8.block_bytes == 72 * (64 << 10) + 72 * 1024
     assert int8.pool_bytes(32) == (72 + 2) * GRANULE
+
+
+def test_a_large_pool_has_few_large_groups():
+    small = KvGeometry(36, 8, 128, "f16")
+    assert small.coarse(1000).group_blocks == 16
+    large = small.coarse(14_000)
+    assert (large.group_blocks, large.groups(14_000)) == (112, 125)
+    assert large.pool_bytes(14_000) == small.pool_bytes(14_000)
+    assert large.coarse(100) == small
