@@ -5,13 +5,13 @@ memory: it runs between steps, with none launched.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.errors import OutOfMemory
 from engine.kv_cache.blocks import BlockPool
 from engine.kv_cache.geometry import KvGeometry
-from engine.memory.arena import Arena
+from engine.memory.arena import Arena, Span
 
 
 @dataclass(slots=True, eq=False)
@@ -25,39 +25,26 @@ class StageMemory:
 
     def map(self, group: int, capacity: int) -> int:
         """Bytes taken. Raises OutOfMemory; then nothing is."""
-        taken: list[tuple[int, int]] = []
-        try:
-            for span in self._new_spans(group, capacity):
-                self.arena.grow(*span)
-                taken.append(span)
-        except OutOfMemory:
-            for span in taken:
-                self.arena.shrink(*span)
-            raise
+        taken = self.arena.grow(self._own(group, capacity))
         self._users.update(self.geometry.scale_granules(group, capacity))
-        return self._bytes(taken)
+        return taken
 
     def unmap(self, group: int, capacity: int) -> int:
         """Bytes given back."""
         self._users.subtract(self.geometry.scale_granules(group, capacity))
-        given = list(self._new_spans(group, capacity))
-        for span in given:
-            self.arena.shrink(*span)
-        return self._bytes(given)
+        return self.arena.shrink(self._own(group, capacity))
 
     def cost(self, group: int, capacity: int) -> int:
         """Bytes that `map` would take."""
-        return self._bytes(list(self._new_spans(group, capacity)))
+        return sum(count for _, count in self._own(group, capacity)) * self.arena.granule
 
-    def _new_spans(self, group: int, capacity: int) -> Iterator[tuple[int, int]]:
-        """What this group has that no present group needs."""
-        yield from self.geometry.value_spans(group, capacity)
-        for granule in self.geometry.scale_granules(group, capacity):
-            if not self._users[granule]:
-                yield granule, 1
-
-    def _bytes(self, spans: list[tuple[int, int]]) -> int:
-        return sum(count for _, count in spans) * self.arena.granule
+    def _own(self, group: int, capacity: int) -> list[Span]:
+        """What this group has that no group counted in `_users` needs."""
+        scales = self.geometry.scale_granules(group, capacity)
+        return [
+            *self.geometry.value_spans(group, capacity),
+            *((granule, 1) for granule in scales if not self._users[granule]),
+        ]
 
 
 class ElasticKv:

@@ -15,7 +15,7 @@ from math import gcd
 from typing import Self
 
 from engine.config import BLOCK_TOKENS
-from engine.memory.arena import GRANULE
+from engine.memory.arena import GRANULE, Span
 
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
 SCALE_BYTES = {"f32": 0, "f16": 0, "int8": 2}
@@ -25,7 +25,7 @@ MOST_GROUPS = 128
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """The layers of one stage. Bytes throughout; `Span` is (first granule, how many)."""
+    """The layers of one stage. Bytes throughout."""
 
     layers: int
     kv_heads: int
@@ -102,7 +102,7 @@ class KvGeometry:
         """The first granule after the values."""
         return self.runs * self.groups(n_blocks) * self.group_granules
 
-    def value_spans(self, group: int, n_blocks: int) -> list[tuple[int, int]]:
+    def value_spans(self, group: int, n_blocks: int) -> list[Span]:
         """Granules of one group of a pool of `n_blocks`, one span a run; the last group's may be shorter."""
         stride = self.groups(n_blocks) * self.group_granules
         start = group * self.group_granules

@@ -6,6 +6,7 @@ before it is read or written; which ones are is the owner's business, and it cha
 """
 
 import mmap
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,12 +18,18 @@ from engine.memory.owners import Owner
 GRANULE = 2 << 20
 """Bytes; the least that a GPU's driver gives or takes back."""
 
+Span = tuple[int, int]
+"""First granule, and how many."""
+
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's number; Python names it from 3.13 on."""
 
 
 class Arena(Protocol):
-    """Granules are numbered from the start of the range. `grow` and `shrink` give bytes, as charged to the ledger."""
+    """Granules are numbered from the start of the range. `grow` and `shrink` give bytes, as charged to the ledger.
+
+    Spans that are grown are what can be shrunk: a driver takes a piece of memory back only as it was mapped.
+    """
 
     granule: int
     granules: int
@@ -32,10 +39,10 @@ class Arena(Protocol):
     def mapped(self) -> int:
         """Bytes that have memory behind them."""
 
-    def grow(self, first: int, count: int) -> int:
+    def grow(self, spans: Sequence[Span]) -> int:
         """Put memory behind granules that have none. Raises OutOfMemory; then none of them has any."""
 
-    def shrink(self, first: int, count: int) -> int:
+    def shrink(self, spans: Sequence[Span]) -> int:
         """Give back the memory behind granules; what was in them is lost."""
 
 
@@ -61,21 +68,25 @@ class HostArena:
     def mapped(self) -> int:
         return self._behind.count(1) * self.granule
 
-    def grow(self, first: int, count: int) -> int:
-        assert self._all(first, count, 0), f"of granules {first} to {first + count - 1} some have memory already"
-        size = count * self.granule
+    def grow(self, spans: Sequence[Span]) -> int:
+        size = self._check(spans, 0)
         self._ledger.charge(self._device, self._owner, size)
-        self._behind[first : first + count] = b"\1" * count
+        for first, count in spans:
+            self._behind[first : first + count] = b"\1" * count
         return size
 
-    def shrink(self, first: int, count: int) -> int:
-        assert self._all(first, count, 1), f"of granules {first} to {first + count - 1} some have no memory"
-        size = count * self.granule
-        self._map.madvise(mmap.MADV_DONTNEED, first * self.granule, size)
-        self._behind[first : first + count] = bytes(count)
+    def shrink(self, spans: Sequence[Span]) -> int:
+        size = self._check(spans, 1)
+        for first, count in spans:
+            self._map.madvise(mmap.MADV_DONTNEED, first * self.granule, count * self.granule)
+            self._behind[first : first + count] = bytes(count)
         self._ledger.release(self._device, self._owner, size)
         return size
 
-    def _all(self, first: int, count: int, state: int) -> bool:
-        inside = first >= 0 and count > 0 and first + count <= self.granules
-        return inside and self._behind.count(state, first, first + count) == count
+    def _check(self, spans: Sequence[Span], state: int) -> int:
+        """Bytes of the spans, which must all be inside the range and in this state."""
+        for first, count in spans:
+            inside = first >= 0 and count > 0 and first + count <= self.granules
+            same = inside and self._behind.count(state, first, first + count) == count
+            assert same, f"granules {first} to {first + count - 1} are not all {('without', 'with')[state]} memory"
+        return sum(count for _, count in spans) * self.granule
