@@ -24,7 +24,6 @@ from app.streaming import Delivery
 from engine.messages import Ready
 
 MIB = 1 << 20
-VERSION = importlib.metadata.version("ullage")
 ENGINE_STOP_S = 5.0
 
 PUBLIC_ROUTES = (
@@ -37,6 +36,10 @@ PUBLIC_ROUTES = (
     Route("/health", ready),
 )
 OPS_ROUTES = (Route("/metrics", scrape),)
+
+
+def version() -> str:
+    return importlib.metadata.version("ullage")
 
 
 def create_service(
@@ -56,12 +59,12 @@ def create_service(
     metrics = ServingMetrics(
         model.name, max(model.trained_context, 1), [*handlers_of(PUBLIC_ROUTES + OPS_ROUTES), OTHER], gauges
     )
-    metrics.tell("ullage_build_info", *build_labels(VERSION))
+    metrics.tell("ullage_build_info", *build_labels(version()))
     context = settings.max_context or model.trained_context
     metrics.tell("ullage_model_info", model.architecture, model.quantisation, str(context), "")
     limits = Limits(settings.max_queue, settings.max_inflight_mib * MIB)
     prompts = model.prompts
-    scheduler = RequestScheduler(prompts.token_bytes, limits, metrics, drop_leading_space=prompts.drops_leading_space)
+    scheduler = RequestScheduler(prompts.text_bytes, limits, metrics, drop_leading_space=prompts.drops_leading_space)
     service = Service(
         model_id=model.name,
         prompts=prompts,

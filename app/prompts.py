@@ -34,6 +34,9 @@ class Prompts:
         self._longest = max(1, max(len(token) for token in tokenizer.token_bytes))
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="text")
         self.token_bytes: Sequence[bytes] = tokenizer.token_bytes
+        """By id: what the token stands for."""
+        self.text_bytes: Sequence[bytes] = tokenizer.text_bytes
+        """By id: what it adds to an answer, which is nothing for control tokens."""
         self.vocabulary = tokenizer.vocab_size
         self.stop_ids = tuple(tokenizer.stop_ids)
         self.drops_leading_space = tokenizer.adds_space

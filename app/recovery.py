@@ -154,13 +154,13 @@ class EngineSupervisor:
             return
         error = recovery.exception()
         if isinstance(error, EngineError):
+            log.critical("no engine: %s", error)
             self._give_up(error)
         elif error is not None:
             log.critical("recovery failed", exc_info=error)
             self._give_up(EngineDied(f"recovery failed: {error!r}"))
 
     def _give_up(self, error: EngineError) -> None:
-        log.critical("no engine: %s", error)
         self.phase = "failed"
         self.failure = error
         self._scheduler.close()

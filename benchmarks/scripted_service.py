@@ -12,11 +12,11 @@ from typing import Any
 import uvloop
 
 from app.factory import create_service, running
-from app.listeners import bind, url
+from app.lifecycle import listening
 from app.model import ServedModel
 from app.prompts import Prompts
-from app.serve import Sockets, listening
 from app.settings import Settings
+from app.sockets import Sockets, bind, url
 from engine.fake import FakeEngine
 
 MODEL = "scripted"

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import uvloop
 
 from app.factory import create_service, running
-from app.listeners import bind, url
+from app.lifecycle import listening
 from app.model import ServedModel
-from app.serve import Sockets, listening
 from app.service import Service
 from app.settings import Settings
+from app.sockets import Sockets, bind, url
 from engine.client import EngineEvents
 from engine.fake import FakeEngine, Script
 from tests.app.byte_model import byte_model
