@@ -1,5 +1,6 @@
 """Which layers go on which stage: stages are contiguous, the first has the embedding, the last the head."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -22,18 +23,20 @@ def rooms(split: Split, room: Room) -> list[int]:
 
 
 def can_split(n_layers: int, n_stages: int, room: Room) -> bool:
-    """Whether some split leaves no stage with less than nothing.
-
-    Each stage takes as many layers as it holds: the later ones are never worse off for it.
-    """
-    first = 0
+    """Whether some split leaves no stage with less than nothing."""
+    firsts = {0}
     for stage in range(n_stages - 1):
-        last_end = n_layers - (n_stages - 1 - stage)
-        held = [end for end in range(first + 1, last_end + 1) if room(stage, first, end) >= 0]
-        if not held:
-            return False
-        first = held[-1]
-    return first < n_layers and room(n_stages - 1, first, n_layers) >= 0
+        ends: set[int] = set()
+        for first in firsts:
+            longest = n_layers - (n_stages - 1 - stage) - first  # each later stage has a layer
+            ends.update(range(first + 1, first + _most_layers(room, stage, first, longest) + 1))
+        firsts = ends
+    return any(room(n_stages - 1, first, n_layers) >= 0 for first in firsts)
+
+
+def _most_layers(room: Room, stage: int, first: int, longest: int) -> int:
+    """Up to `longest` layers from `first` on that leave the stage no less than nothing."""
+    return bisect_left(range(1, longest + 1), True, key=lambda layers: room(stage, first, first + layers) < 0)
 
 
 def balance(n_layers: int, n_stages: int, room: Room) -> Split:
