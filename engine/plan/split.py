@@ -19,6 +19,7 @@ def bounds(split: Split) -> list[tuple[int, int]]:
 
 
 def rooms(split: Split, room: Room) -> list[int]:
+    """What is left on each stage."""
     return [room(stage, first, end) for stage, (first, end) in enumerate(bounds(split))]
 
 
