@@ -58,7 +58,7 @@ def cheapest_changes(needs: Demand, ask: Ask, costs: Costs, plan: Plan) -> list[
     for change in sorted(
         _changes(needs, ask, costs, plan), key=lambda change: (round(change.cost, 2), len(change.flags))
     ):
-        if not any(other.flags.keys() <= change.flags.keys() for other in chosen):
+        if not any(other.flags.items() <= change.flags.items() for other in chosen):
             chosen.append(change)
         if len(chosen) == MOST_CHANGES:
             break

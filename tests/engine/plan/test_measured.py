@@ -12,7 +12,7 @@ from tests.engine.plan.asking import COSTS, applied, problems
 from tests.engine.plan.test_mend import even_ask, even_model
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(problem=problems(), errors=st.lists(st.integers(0, 2 * MIB), min_size=3, max_size=3))
 def test_as_far_off_again_the_reserve_is_kept(problem, errors):
     needs, ask = problem
