@@ -34,7 +34,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         import importlib.metadata  # slow, and nothing else needs it at the start
 
-        parser.exit(0, f"ullage {importlib.metadata.version('ullage')}\n")
+        sys.stdout.write(f"ullage {importlib.metadata.version('ullage')}\n")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,7 +41,7 @@ async def run(start: Start, engines: EngineFactory) -> None:
         if start.check:
             sys.stdout.write("\n".join(["would serve with", *settings.lines(), ""]))
             return
-        sys.stdout.write(_banner(start, model).text(ready, time.monotonic() - start.began) + "\n")
+        sys.stdout.write(_banner(start, model).text(ready, time.monotonic() - start.began))
         sys.stdout.flush()
         await _first(service.supervisor.failed, signals.asked)
         if service.supervisor.failure is not None:

@@ -39,7 +39,7 @@ class PieceTokenizer:
         self.add_bos = False
         self.adds_space = False
 
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, limit: int | None = None) -> list[int]:
         return list(text.encode())
 
 

@@ -15,11 +15,9 @@ from math import gcd
 from typing import Self
 
 from engine.config import BLOCK_TOKENS
+from engine.kv_cache.storage import STORED, kv_token_bytes
 from engine.memory.arena import GRANULE, Span
 
-ELEMENT_BYTES = {"f32": 4, "f16": 2, "int8": 1}
-SCALE_BYTES = {"f32": 0, "f16": 0, "int8": 2}
-"""Per head and token."""
 MOST_GROUPS = 128
 
 
@@ -52,16 +50,16 @@ class KvGeometry:
     @property
     def run_bytes(self) -> int:
         """One block in one run."""
-        return self.block_tokens * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.dtype]
+        return self.block_tokens * self.kv_heads * self.head_dim * STORED[self.dtype].itemsize
 
     @property
     def scale_bytes(self) -> int:
         """The scales of one block."""
-        return self.runs * self.block_tokens * self.kv_heads * SCALE_BYTES[self.dtype]
+        return self.block_bytes - self.runs * self.run_bytes
 
     @property
     def block_bytes(self) -> int:
-        return self.runs * self.run_bytes + self.scale_bytes
+        return self.block_tokens * kv_token_bytes(self.dtype, self.layers, self.kv_heads, self.head_dim)
 
     @property
     def group_blocks(self) -> int:

@@ -3,15 +3,18 @@
 from engine.plan.arrange import CardPlan, Plan
 from engine.plan.ask import Ask, Card, parse_reserves
 from engine.plan.costs import COSTS, Costs
-from engine.plan.demand import Demand, demand
-from engine.plan.host import CpuPlan, plan_cpu
+from engine.plan.demand import Demand, demand, file_demand
+from engine.plan.host import CPU_SLICE_ROWS, CpuPlan, plan_cpu
+from engine.plan.measured import mend_measured
 from engine.plan.mend import plan_cards
 from engine.plan.scratch import scratch_bytes
+from engine.plan.show import plan_data, plan_table
 from engine.plan.sizes import parse_cards
 from engine.plan.split import parse_split
 
 __all__ = [
     "COSTS",
+    "CPU_SLICE_ROWS",
     "Ask",
     "Card",
     "CardPlan",
@@ -20,10 +23,14 @@ __all__ = [
     "Demand",
     "Plan",
     "demand",
+    "file_demand",
+    "mend_measured",
     "parse_cards",
     "parse_reserves",
     "parse_split",
     "plan_cards",
     "plan_cpu",
+    "plan_data",
+    "plan_table",
     "scratch_bytes",
 ]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from engine.gguf import GgufFile
 from engine.model.config import ModelConfig
 from engine.plan.costs import COSTS, Costs
 from engine.plan.scratch import logit_elements, row_elements
@@ -69,3 +70,9 @@ def demand(model: ModelConfig, tensor_bytes: Mapping[str, int], *, max_batch: in
         row_scratch=row_elements(model) * costs.activation,
         logit_scratch=logit_elements(model, max_batch) * _F32,
     )
+
+
+def file_demand(gguf: GgufFile, *, max_batch: int, costs: Costs = COSTS) -> Demand:
+    """Of a file whose tensors are stored on the device as they are in it. Raises ModelFileError."""
+    sizes = {name: info.nbytes for name, info in gguf.tensors.items()}
+    return demand(ModelConfig.from_gguf(gguf), sizes, max_batch=max_batch, costs=costs)

@@ -8,6 +8,8 @@ from engine.model.config import ModelConfig
 from engine.plan.scratch import scratch_bytes
 from engine.plan.sizes import mib_up
 
+CPU_SLICE_ROWS = 256
+"""The CPU pipeline computes at most so many rows at once (engine.ops.cpu.pipeline.SLICE_ROWS, a test compares them)."""
 _KV_SHARE = 4
 """Of the memory that is available the KV pool takes at most one part in so many, unless it is told otherwise."""
 _KV_SEQUENCES = 64
@@ -41,7 +43,7 @@ def plan_cpu(
             f"{path}: {model.architecture}.context_length: the model was trained for {model.trained_context} tokens, "
             f"--max-context {config.max_context} asks for more"
         )
-    scratch = scratch_bytes(model, rows=config.prefill_chunk_idle + config.max_batch, batch=config.max_batch)
+    scratch = scratch_bytes(model, rows=CPU_SLICE_ROWS, batch=config.max_batch)
     room = max(0, available_bytes - weight_bytes - scratch)
     asked = config.kv_pool_mib
     pool = min(available_bytes // _KV_SHARE, room) if asked is None else asked << 20

@@ -32,6 +32,9 @@ class LoopEngine:
         self._outbox: list[ToService] = []
         self._turn_due = False
         self._alive = True
+        self._cancelled_at: dict[int, int] = {}
+        self.steps_to_release: dict[int, int] = {}
+        """For each cancelled sequence, how many steps were collected until its blocks were back."""
         self.serving = False
         self.pool = BlockPool(n_blocks, block_tokens=BLOCK_TOKENS)
         self.scheduler = Scheduler(self.pool, max_batch, max_context=200, prefill_chunk=3, prefill_chunk_idle=8)
@@ -50,6 +53,7 @@ class LoopEngine:
         self._receive(submit)
 
     def cancel(self, sequences: list[int]) -> None:
+        self._cancelled_at.update(dict.fromkeys(sequences, self._loop.steps))
         self._receive(Cancel(sequences))
 
     def fail(self, sequence: int) -> None:
@@ -111,6 +115,8 @@ class LoopEngine:
             if not self._alive:
                 return  # torn off by the death
             if isinstance(message, Step):
+                for sequence in self._cancelled_at.keys() & message.released:
+                    self.steps_to_release[sequence] = message.step - self._cancelled_at[sequence]
                 self._events.on_step(message)
             else:
                 assert isinstance(message, Failed)

@@ -28,7 +28,7 @@ from engine.messages import Sampling, Submit
 from tests.app.loop_engine import LoopEngine
 from tests.engine.scripted import VOCAB, expected_tokens
 
-TOKEN_BYTES = [b"", b"\xe2\x82", b"\xac", b"\xf0\x9f", b"\x98\x80", *(bytes([97 + n % 26]) for n in range(VOCAB - 5))]
+TOKEN_BYTES = [b"", b"\xe2\x82", b"\xac", b"\xf0\x9f", b"\x98\x80", *(bytes([97 + n % 5]) for n in range(VOCAB - 5))]
 """Few letters and pieces of characters, so that stop strings and held-back text are common."""
 
 Returned = TypeVar("Returned")
@@ -37,7 +37,7 @@ Deed = Callable[["World", Generation], None]
 
 def die(world: "World", generation: Generation) -> None:
     """A death while the first engine loads is another story: no service comes of it."""
-    if world.engines and (len(world.engines) > 1 or world.engines[0].serving):
+    if world.supervisor.phase != "loading":
         world.engines[-1].kill()
 
 
@@ -45,7 +45,14 @@ def die_and_again(world: "World", generation: Generation) -> None:
     """The second death comes while the first is being mended, or shortly after."""
     die(world, generation)
     loop = asyncio.get_running_loop()
-    loop.call_later(0, lambda: loop.call_soon(lambda: loop.call_soon(die, world, generation)))
+
+    def wait(turns: int) -> None:
+        if turns:
+            loop.call_soon(wait, turns - 1)
+        else:
+            die(world, generation)
+
+    wait(world.turns_to_second_death)
 
 
 def fail_in_engine(world: "World", generation: Generation) -> None:
@@ -179,7 +186,8 @@ class Told:
 class World:
     """One service's middle: scheduler, supervisor, engines, and the clients of a scenario."""
 
-    def __init__(self, max_batch: int, n_blocks: int) -> None:
+    def __init__(self, max_batch: int, n_blocks: int, turns_to_second_death: int) -> None:
+        self.turns_to_second_death = turns_to_second_death
         self.engines: list[LoopEngine] = []
         self.books = Books()
         self.scheduler = RequestScheduler(TOKEN_BYTES, Limits(), self.books)
@@ -189,6 +197,8 @@ class World:
         self.errors: dict[str, BaseException] = {}
         self.generations: dict[str, Generation] = {}
         self._size = {"max_batch": max_batch, "n_blocks": n_blocks}
+        self.surprises: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: self.surprises.append(context))
 
     def _engine(self, generation: int, events: EngineEvents) -> LoopEngine:
         self.engines.append(LoopEngine(generation, events, **self._size))
@@ -228,6 +238,7 @@ class World:
 
     def audit(self) -> None:
         """One end for every choice, and nothing is left of any."""
+        assert self.surprises == []
         for generation in self.generations.values():
             for record in generation.choices:
                 assert record.outcome is not None
@@ -240,6 +251,7 @@ class World:
         assert scheduler._open == {}
         assert scheduler.inflight_bytes == 0
         engine = self.engines[-1]
+        assert max(engine.steps_to_release.values(), default=0) <= 2
         assert engine.pool.used == 0
         assert engine.scheduler.holding() == []
 
@@ -270,12 +282,13 @@ class Scenario:
     requests: tuple[Asked, ...]
     max_batch: int
     n_blocks: int
+    turns_to_second_death: int
     late: bool
     """The clients come before the first engine is ready."""
 
     async def run(self, deed: Deed | None = None, at: int = 0) -> int:
         """Let `deed` happen to the first client at its await number `at`; the number of awaits of its life."""
-        world = World(self.max_batch, self.n_blocks)
+        world = World(self.max_batch, self.n_blocks, self.turns_to_second_death)
         if not self.late:
             await world.supervisor.start()
 
@@ -315,7 +328,7 @@ asks = st.builds(
     n=st.integers(1, 2),
     max_tokens=st.integers(1, 9),
     stop_ids=st.lists(st.integers(0, VOCAB - 3), max_size=6).map(tuple),
-    stops=st.lists(st.text("abcdefghij€😀", min_size=1, max_size=2), max_size=2).map(tuple),
+    stops=st.lists(st.text("abcde€😀", min_size=1, max_size=3), max_size=2).map(tuple),
     logprobs=st.booleans(),
 )
 scenarios = st.builds(
@@ -323,6 +336,7 @@ scenarios = st.builds(
     requests=st.lists(asks, min_size=1, max_size=3).map(tuple),
     max_batch=st.integers(1, 3),
     n_blocks=st.integers(8, 16),
+    turns_to_second_death=st.integers(1, 15),
     late=st.booleans(),
 )
 
@@ -354,7 +368,7 @@ def test_giving_up_for_good_at_any_turn(scenario: Scenario, turns: int) -> None:
     """When no engine can be had any more, every request that has not ended ends with engine_unavailable."""
 
     async def run() -> None:
-        world = World(scenario.max_batch, scenario.n_blocks)
+        world = World(scenario.max_batch, scenario.n_blocks, 0)
         await world.supervisor.start()
         for n, asked in enumerate(scenario.requests):
             world.send(f"r{n}", asked, lambda count, generation: None)

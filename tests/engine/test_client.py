@@ -188,6 +188,39 @@ async def test_frames_of_another_generation_are_dropped(model: int) -> None:
     await child.stop(5)
 
 
+async def test_a_head_start(model: int) -> None:
+    """The child runs before anybody waits for it; whoever listens then hears of everything from then on."""
+    child = engine("good", Listener(), model)
+    await child.spawn()
+    listener = Listener()
+    child.listen(listener)
+    await child.start()
+    child.submit(submit(max_tokens=5))
+    await listener.until_released()
+    assert listener.tokens == list(range(5))
+    await child.stop(5)
+
+
+@pytest.mark.parametrize("mode", ["good", "slow-load", "stillborn"])
+async def test_a_head_start_that_nobody_takes_up(mode: str, model: int) -> None:
+    child = engine(mode, Listener(), model)
+    await child.spawn()
+    await asyncio.sleep(0.2)
+    await child.abandon()
+
+
+async def test_a_death_before_anybody_waits_is_told_by_start(model: int) -> None:
+    listener = Listener()
+    child = engine("good", listener, model)
+    await child.spawn()
+    await asyncio.shield(child._ready)
+    child.kill()
+    await child.wait()
+    with pytest.raises(EngineDied, match="signal 9"):
+        await child.start()
+    assert listener.deaths == []
+
+
 async def test_two_engines_at_once(model: int) -> None:
     """A successor may start while its predecessor still works."""
     listeners = Listener(), Listener()

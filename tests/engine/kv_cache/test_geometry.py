@@ -1,10 +1,16 @@
 """Every byte of every block lies in exactly the granules of its group, and the sums agree with counting them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.gguf import open_gguf
 from engine.kv_cache.geometry import KvGeometry
+from engine.kv_cache.storage import STORED
 from engine.memory.arena import GRANULE
+from engine.model.config import ModelConfig
+from engine.model.size import kv_block_bytes
+from tests.golden.cases import COMMITTED
 
 geometries = st.builds(
     KvGeometry,
@@ -84,3 +90,10 @@ def test_a_large_pool_has_few_large_groups():
     assert (large.group_blocks, large.groups(14_000)) == (112, 125)
     assert large.pool_bytes(14_000) == small.pool_bytes(14_000)
     assert large.coarse(100) == small
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_a_block_is_as_large_as_the_models_own_figure(dtype):
+    model = ModelConfig.from_gguf(open_gguf(str(COMMITTED / "models/llama-Q4_1-s1/model.gguf")))
+    geometry = KvGeometry(model.n_layers, model.n_kv_heads, model.head_dim, dtype)
+    assert geometry.block_bytes == kv_block_bytes(model, dtype)
