@@ -15,7 +15,7 @@ from math import gcd
 from typing import Self
 
 from engine.config import BLOCK_TOKENS
-from engine.kv_cache.storage import STORED, kv_token_bytes
+from engine.kv_cache.storage import STORED, KvDtype, kv_token_bytes
 from engine.memory.arena import GRANULE, Span
 
 MOST_GROUPS = 128
@@ -28,7 +28,7 @@ class KvGeometry:
     layers: int
     kv_heads: int
     head_dim: int
-    dtype: str
+    dtype: KvDtype
     granule: int = GRANULE
     block_tokens: int = BLOCK_TOKENS
     multiple: int = 1

@@ -61,8 +61,9 @@ class HostArena:
         self._owner = owner
         self._behind = bytearray(self.granules)  # 1 for a granule with memory
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._map = mmap.mmap(-1, self.granules * granule, flags=flags)
-        self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        # A page more than the range: a kernel that reads whole vectors looks a little past the end.
+        self._map = mmap.mmap(-1, self.granules * granule + mmap.PAGESIZE, flags=flags)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, self.granules * granule)
 
     @property
     def mapped(self) -> int:

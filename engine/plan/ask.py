@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from engine.errors import ConfigError
+from engine.kv_cache.storage import KvDtype
 from engine.plan.costs import COSTS, MIB, Costs
 from engine.plan.sizes import mib_down
 from engine.plan.split import Split
@@ -40,7 +41,7 @@ class Ask:
 
     cards: tuple[Card, ...]
     stages: tuple[int, ...] = ()
-    kv_dtype: str
+    kv_dtype: KvDtype
     max_context: int | None = None
     max_batch: int = 64
     prefill_rows: int = 4096

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from engine.config import BLOCK_TOKENS
+from engine.kv_cache.storage import KvDtype
 from engine.memory.owners import Owner
 from engine.plan.arrange import LaterCost, Plan, arrange, longest_context
 from engine.plan.ask import Ask
@@ -19,7 +20,7 @@ from engine.plan.demand import Demand
 from engine.plan.layout import Arithmetic, blocks_for
 from engine.plan.sizes import mib_down, mib_up
 
-NARROWER = {"f32": ("f16", "int8"), "f16": ("int8",), "int8": ()}
+NARROWER: dict[KvDtype, tuple[KvDtype, ...]] = {"f32": ("f16", "int8"), "f16": ("int8",), "int8": ()}
 NARROWING_COST = {"f16": 0.05, "int8": 0.25}
 FURTHER_FLAG_COST = 0.1
 MOST_CHANGES = 2
