@@ -1,7 +1,7 @@
 """What an engine will allocate, computed before it allocates anything: pure arithmetic, for both processes."""
 
 from engine.plan.arrange import CardPlan, Plan
-from engine.plan.ask import Ask, Card, parse_reserves
+from engine.plan.ask import DEFAULT_RESERVE_MIB, Ask, Card, parse_reserve, parse_reserves
 from engine.plan.costs import COSTS, Costs
 from engine.plan.demand import Demand, demand, file_demand
 from engine.plan.host import CPU_SLICE_ROWS, CpuPlan, plan_cpu
@@ -15,6 +15,7 @@ from engine.plan.split import parse_split
 __all__ = [
     "COSTS",
     "CPU_SLICE_ROWS",
+    "DEFAULT_RESERVE_MIB",
     "Ask",
     "Card",
     "CardPlan",
@@ -26,6 +27,7 @@ __all__ = [
     "file_demand",
     "mend_measured",
     "parse_cards",
+    "parse_reserve",
     "parse_reserves",
     "parse_split",
     "plan_cards",

@@ -96,7 +96,7 @@ def arrange(needs: Demand, ask: Ask, costs: Costs = COSTS) -> Plan:
     if ask.max_context is not None and ask.max_context > needs.trained_context:
         raise ConfigError(f"--max-context {ask.max_context}: the model was trained for {needs.trained_context} tokens")
     if arithmetic.n_stages > needs.n_layers:
-        raise ConfigError(f"--devices: {arithmetic.n_stages} stages for a model of {needs.n_layers} layers")
+        raise ConfigError(f"{arithmetic.n_stages} stages for a model of {needs.n_layers} layers: use fewer devices")
     if ask.max_context is not None:
         return _fill(arithmetic, ask.max_context, _choose_split(arithmetic, ask.max_context))
     return _fill(arithmetic, *_choose_both(arithmetic))

@@ -97,10 +97,15 @@ class Ask:
 
 def parse_reserves(text: str) -> tuple[int, ...]:
     """MiB, one figure or one a card joined by commas. Raises ConfigError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
-        raise ConfigError(f"--vram-reserve-mib {text}: expected MiB, one figure or one for each card as in 700,512")
-    return tuple(int(part) for part in parts)
+    return tuple(parse_reserve(part, f"--vram-reserve-mib {text}") for part in text.split(","))
+
+
+def parse_reserve(text: str, written: str) -> int:
+    """MiB; `written` is what a complaint begins with. Raises ConfigError."""
+    figure = text.strip()
+    if not (figure.isascii() and figure.isdigit() and len(figure) <= 9):
+        raise ConfigError(f"{written}: '{text}' is no number of MiB")
+    return int(figure)
 
 
 def _joined(figures: Sequence[int]) -> str:

@@ -67,8 +67,8 @@ def cheapest_changes(needs: Demand, ask: Ask, costs: Costs, plan: Plan) -> list[
 
 
 def _changes(needs: Demand, ask: Ask, costs: Costs, plan: Plan) -> Iterator[Change]:
-    """Every combination of another split, narrower K and V and another pool, alone and with one of the figures that can
-    be made as small as need be: the context or the reserve.
+    """Every combination of another split, narrower K and V and another pool, alone and with less of what can be made as
+    small as need be: the context, the reserve, or both.
     """
     splits = [False] if ask.layer_split is None else [False, True]
     dtypes = [ask.kv_dtype, *NARROWER[ask.kv_dtype]]
@@ -81,7 +81,7 @@ def _changes(needs: Demand, ask: Ask, costs: Costs, plan: Plan) -> Iterator[Chan
             kv_dtype=dtype,
             kv_pool_mib=None if free_pool else ask.kv_pool_mib,
         )
-        for last in (tried, _less_context(needs, tried, costs), _less_reserve(needs, tried, costs)):
+        for last in (tried, *(less(needs, tried, costs) for less in (_less_context, _less_reserve, _less_of_both))):
             change = None if last is None else _tried(needs, ask, costs, plan, last)
             if change is not None:
                 yield change
@@ -151,6 +151,15 @@ def _less_reserve(needs: Demand, ask: Ask, costs: Costs) -> Ask | None:
         alike[first] = left[first]
         ask = replace(ask, reserve_mib=tuple(alike))
     return replace(ask, reserve_later_mib=min(left[position] for position in ask.later))
+
+
+def _less_of_both(needs: Demand, ask: Ask, costs: Costs) -> Ask | None:
+    """A context that is still of use, and the reserves as far as it leaves room for them."""
+    chosen = arrange(needs, replace(ask, max_context=None), costs)
+    assert ask.max_context is not None
+    if chosen.max_context >= ask.max_context:
+        return None
+    return _less_reserve(needs, replace(ask, max_context=chosen.max_context), costs)
 
 
 def _nothing_helps(needs: Demand, ask: Ask, costs: Costs) -> str:
