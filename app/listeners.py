@@ -14,6 +14,9 @@ from app.sockets import BACKLOG
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers; the parser itself has no bound."""
+KEEP_ALIVE_S = 75
+"""Longer than proxies keep idle connections (60 s), so that they never send into one that we are closing."""
+
 GRACE_S = 2
 """What is still being written when a listener closes gets so long."""
 
@@ -32,6 +35,7 @@ class Listener(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
             backlog=BACKLOG,
         )

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from app.errors import ContextLengthExceeded, InvalidRequest
+from app.text.budget import MAX_OUTPUT_CHARS
 from app.text.template import ChatTemplate, TemplateError
 from app.text.tokenizer import Tokenizer
 
@@ -61,6 +62,11 @@ class Prompts:
 
     def _chat(self, messages: list[dict[str, Any]], max_context: int) -> list[int]:
         assert self._template is not None
+        if len(messages) >= max_context:  # each takes a token at least
+            raise ContextLengthExceeded(len(messages), max_context, param="messages", at_least=True)
+        chars = sum(len(message["content"]) for message in messages)
+        if chars > MAX_OUTPUT_CHARS and chars // self._longest >= max_context:  # no template would render so much
+            raise ContextLengthExceeded(chars // self._longest, max_context, param="messages", at_least=True)
         try:
             text = self._template.render(messages)
         except TemplateError as error:

@@ -17,6 +17,9 @@ from app.scheduler import RequestScheduler
 from app.schemas.body import read_body
 from app.streaming import Delivery
 
+ELEMENTS = 1 << 18
+"""Besides two for each token of the context, a body may have so many elements: about 50 ms of parsing."""
+
 
 @dataclass(frozen=True)
 class Service:
@@ -81,11 +84,11 @@ class Service:
     async def intake(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
         """The body of a request that may be admitted; its bytes count as held until the block is left.
 
-        Raises a Busy before anything is read, BodyTooLarge and QueueFull while it is.
+        Raises a Busy before anything is read; BodyTooLarge, InvalidRequest and QueueFull while it is.
         """
         refusal = self.refusal()
         if refusal is not None:
             self.metrics.rejected("draining" if isinstance(refusal, Draining) else "engine_unavailable")
             raise refusal
         with self.scheduler.hold() as count:
-            yield await read_body(scope, receive, self.max_body_mib, count)
+            yield await read_body(scope, receive, self.max_body_mib, ELEMENTS + 2 * self.max_context, count)

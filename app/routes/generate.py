@@ -12,8 +12,8 @@ from app.answers import Answer, ChatAnswer, CompletionAnswer
 from app.record import ChoiceRequest
 from app.schemas.body import parse
 from app.schemas.chat import ChatBody
-from app.schemas.common import GenerationBody
 from app.schemas.completions import CompletionBody
+from app.schemas.generation import GenerationBody
 from app.service import Service
 from app.streaming import PlainResponse, StreamResponse
 
@@ -80,6 +80,7 @@ def _choices(
             max_tokens=min(body.limit or service.max_context, service.max_context - len(prompt)),
             stop_ids=stop_ids,
             stops=body.stops,
+            cache_prompt=body.cache_prompt is not False,
         )
         for prompt in prompts
         for choice in range(body.choices)

@@ -6,8 +6,8 @@ import pytest
 from app.errors import InvalidRequest, UnsupportedParameter
 from app.schemas.body import parse
 from app.schemas.chat import ChatBody
-from app.schemas.common import GenerationBody
 from app.schemas.completions import CompletionBody
+from app.schemas.generation import GenerationBody
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -51,6 +51,7 @@ class GenerationBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     min_p: Probability | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
     # ignored on purpose: they concern OpenAI's own records, billing and abuse handling
     user: str | None = None
     metadata: dict[str, str] | None = None
