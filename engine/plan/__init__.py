@@ -8,7 +8,7 @@ from engine.plan.host import CPU_SLICE_ROWS, CpuPlan, plan_cpu
 from engine.plan.measured import mend_measured
 from engine.plan.mend import plan_cards
 from engine.plan.scratch import scratch_bytes
-from engine.plan.show import plan_data, plan_table
+from engine.plan.show import plan_data, plan_table, refusal
 from engine.plan.sizes import parse_cards
 from engine.plan.split import parse_split
 
@@ -34,5 +34,6 @@ __all__ = [
     "plan_cpu",
     "plan_data",
     "plan_table",
+    "refusal",
     "scratch_bytes",
 ]

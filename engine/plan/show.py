@@ -31,6 +31,22 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     }
 
 
+def refusal(plan: Plan) -> str:
+    """Why a plan that does not fit does not, with the ways out, in one line: the message of DoesNotFit."""
+    assert not plan.fits
+    if plan.pool_short:
+        lacks = f"--kv-pool-mib does not hold one sequence of {plan.max_context} tokens"
+    else:
+        lacks = "; ".join(
+            f"device {card.device} needs {mib_up(sum(card.owners.values()))} MiB for a context of {plan.max_context} "
+            f"tokens and has {mib_down(card.total - card.reserved - card.other)}"
+            for card in plan.cards
+            if card.room < 0
+        )
+    ways = ["would fit: " + ", or ".join(plan.changes)] if plan.changes else _hopeless(plan)
+    return f"{lacks}: {ways[0].strip()}"
+
+
 def plan_table(plan: Plan) -> str:
     """One column a card. Needs are rounded up to MiB and room is rounded down."""
     lines = [

@@ -8,7 +8,7 @@ import pytest
 
 from engine.plan import Ask, Card, Demand, plan_cards
 from engine.plan.costs import MIB
-from engine.plan.show import plan_data, plan_table
+from engine.plan.show import plan_data, plan_table, refusal
 
 GIB = 1 << 30
 
@@ -105,6 +105,27 @@ def test_a_pool_too_small_and_a_model_too_large_say_so():
     assert "  the KV pool does not hold one sequence of 65536 tokens\n" in short
     small = tuple(Card.empty(device, 8 * GIB) for device in range(2))
     assert "  a smaller model or quantisation: device 1 lacks" in plan_table(plan_cards(mixture(), ask(cards=small)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_context": 262_144, "kv_dtype": "f16"},
+        {"max_context": 65_536, "kv_pool_mib": 100},
+        {"cards": tuple(Card.empty(device, 8 * GIB) for device in range(2))},
+    ],
+)
+def test_a_refusal_is_one_line_with_figures_and_ways_out(changes):
+    plan = plan_cards(mixture(), ask(**changes))
+    line = refusal(plan)
+    assert "\n" not in line
+    assert str(plan.max_context) in line
+    assert all(change in line for change in plan.changes)
+    assert plan.changes or "smaller model" in line
+    for card in plan.cards:
+        if card.room < 0:
+            assert f"device {card.device} needs " in line
+            assert f"and has {(card.total - card.reserved) >> 20}" in line
 
 
 def test_other_processes_have_a_line_of_their_own():
