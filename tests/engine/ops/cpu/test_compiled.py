@@ -18,7 +18,6 @@ from engine.ops.cpu.philox import philox_words
 compiled.first_run(lambda: print(philox_words(np.arange(2), 0, 0, 0).tolist()))
 print(compiled.cache_folder())
 """
-WORDS = "[1717199009, 1156544446]"
 
 
 def run(program: str, cache: str) -> subprocess.CompletedProcess[str]:
