@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     kinds = evaluate.add_subparsers(title="figures", required=True, metavar="FIGURE")
     _logits_command(kinds.add_parser("logits", help="logits of given tokens, as an .npz file"))
     _perplexity_command(kinds.add_parser("perplexity", help="perplexity over a text, as one JSON line"))
+    _plan_command(commands.add_parser("plan", help="what a model would hold on given cards, without them"))
     bench = commands.add_parser("bench", help="measure the speed of this installation")
     bench.add_argument("names", nargs="*", help="benchmarks to run; all without one")
     bench.set_defaults(run=_bench)
@@ -82,6 +83,25 @@ def _serve_command(parser: argparse.ArgumentParser) -> None:
     for info in SETTINGS.values():
         _setting(parser, info)
     parser.set_defaults(run=_serve)
+
+
+def _plan_command(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="GGUF")
+    parser.add_argument("--gpus", required=True, metavar="SIZES", help="memory of each card: 16GiB,16GiB or 2x16GiB")
+    for name in ("max_context", "max_batch", "kv_dtype", "kv_pool_mib"):
+        _setting(parser, SETTINGS[name])
+    for name, metavar, text in (
+        (
+            "--layer-split",
+            "auto|K,...",
+            "layers of each card, as in 23,25; auto leaves the tightest card the most room",
+        ),
+        ("--vram-reserve-mib", "N[,N...]", "MiB to keep free, one figure or one a card (512)"),
+        ("--vram-reserve-later-mib", "N", "MiB to keep free on all cards but the first, in place of the above"),
+    ):
+        parser.add_argument(name, default=argparse.SUPPRESS, metavar=metavar, help=text)
+    parser.add_argument("--json", action="store_true", dest="as_json", help="plain data, in bytes")
+    parser.set_defaults(run=_plan)
 
 
 def _logits_command(parser: argparse.ArgumentParser) -> None:
@@ -137,6 +157,13 @@ def _perplexity(arguments: argparse.Namespace, began: float) -> int:
     from app.commands import evaluate_perplexity
 
     return evaluate_perplexity(load_settings(_given(arguments)), arguments.text, arguments.ctx)
+
+
+def _plan(arguments: argparse.Namespace, began: float) -> int:
+    from app.plan_command import PlanFlags, plan
+
+    given = {name: value for name, value in vars(arguments).items() if name in PlanFlags.__dataclass_fields__}
+    return plan(load_settings(_given(arguments)), PlanFlags(**given))
 
 
 def _bench(arguments: argparse.Namespace, began: float) -> int:

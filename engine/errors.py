@@ -3,6 +3,7 @@
 EngineError
 ├── ModelFileError      the GGUF file is unreadable, damaged, foreign or not supported (exit code 2)
 ├── DoesNotFit          the model, context or batch does not fit the memory there is (exit code 2)
+├── OutOfMemory         a device refused one allocation; what was held before is untouched
 ├── ConfigError         a setting contradicts the model or another setting (exit code 2)
 ├── HandshakeError      service and engine are not of the same build, or the peer spoke out of turn
 ├── LoadRefused         seen by the service: its engine refused to load, for one of the reasons above
@@ -29,6 +30,17 @@ class ModelFileError(EngineError):
 
 class DoesNotFit(EngineError):
     """More memory is needed than there is; the message carries both figures and the mend."""
+
+
+class OutOfMemory(EngineError):
+    """One allocation was refused by its device; nothing was taken, and what is held stays as it was."""
+
+    def __init__(self, device: int, owner: str, asked: int, free: int) -> None:
+        super().__init__(f"device {device}: {owner} asked for {asked} bytes, {free} are free")
+        self.device = device
+        self.owner = owner
+        self.asked = asked
+        self.free = free
 
 
 class ConfigError(EngineError):

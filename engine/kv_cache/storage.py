@@ -47,7 +47,7 @@ def allocate_kv(dtype: KvDtype, layers: int, blocks: int, kv_heads: int, head_di
     """
     shape = (layers, 2, blocks, kv_heads, BLOCK_TOKENS, head_dim)
     scales = (layers, 2, blocks, kv_heads, BLOCK_TOKENS if dtype == "int8" else 0)
-    return KvStorage(dtype, _lazy(shape, STORED[dtype]), _lazy(scales, np.dtype(np.uint16)))
+    return KvStorage(dtype, lazy_array(shape, STORED[dtype]), lazy_array(scales, np.dtype(np.uint16)))
 
 
 def kv_token_bytes(dtype: str, layers: int, kv_heads: int, head_dim: int) -> int:
@@ -56,7 +56,8 @@ def kv_token_bytes(dtype: str, layers: int, kv_heads: int, head_dim: int) -> int
     return layers * 2 * kv_heads * (head_dim * STORED[dtype].itemsize + scale)
 
 
-def _lazy(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def lazy_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Zeros that take memory page by page as they are touched. Raises MemoryError."""
     # A private map of small pages: numpy's own large arrays ask for 2 MiB pages, and one block touches as many of them
     # as there are layers.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)

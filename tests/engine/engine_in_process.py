@@ -28,8 +28,18 @@ class Box:
 class Engine:
     """Feeds a loop and keeps what it says, by sequence."""
 
-    def __init__(self, n_blocks=64, block_tokens=4, max_batch=4, max_context=1000, eager=False, pipeline=None, **rest):
-        self.pool = BlockPool(n_blocks, block_tokens=block_tokens)
+    def __init__(
+        self,
+        n_blocks=64,
+        block_tokens=4,
+        max_batch=4,
+        max_context=1000,
+        eager=False,
+        pipeline=None,
+        elastic=None,
+        **rest,
+    ):
+        self.pool = BlockPool(n_blocks, block_tokens=block_tokens, **(elastic or {}))
         self.pipeline = pipeline or ScriptedPipeline(block_tokens, eager)
         self.scheduler = Scheduler(self.pool, max_batch, max_context, **rest)
         self.box = Box()

@@ -135,11 +135,46 @@ class Lives(RuleBasedStateMachine):
                 assert sequence in self.engine.released
 
 
-Lives.TestCase.settings = settings(
-    max_examples=200,
-    stateful_step_count=25,
-    deadline=None,
-    report_multiple_bugs=False,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+class BreathingLives(Lives):
+    """The same while the pool gives groups of blocks away, with what is stored in them, and takes them back empty."""
+
+    @precondition(lambda self: self.engine is None)
+    @rule(n_blocks=st.integers(10, 24), max_batch=st.integers(1, 5), chunk=st.sampled_from([2, 7]), eager=st.booleans())
+    def start(self, n_blocks, max_batch, chunk, eager):
+        self.engine = Engine(
+            n_blocks,
+            BLOCK_TOKENS,
+            max_batch,
+            MAX_CONTEXT,
+            eager,
+            elastic={"group_blocks": 3, "minimum": MAX_CONTEXT // BLOCK_TOKENS},
+            prefill_chunk=chunk,
+            prefill_chunk_idle=3 * chunk,
+        )
+
+    @precondition(lambda self: self.engine is not None)
+    @rule(n_groups=st.integers(1, 5))
+    def shrink(self, n_groups):
+        gone = self.engine.pool.shrink(n_groups)
+        stored = self.engine.pipeline.storage
+        for place in [place for place in stored if place[0] // 3 in gone]:
+            del stored[place]
+        self.engine.audit()
+
+    @precondition(lambda self: self.engine is not None and self.engine.pool.absent_groups)
+    @rule(data=st.data())
+    def grow(self, data):
+        self.engine.pool.grow(data.draw(st.sampled_from(self.engine.pool.absent_groups)))
+        self.engine.audit()
+
+
+for machine, examples in ((Lives, 200), (BreathingLives, 60)):
+    machine.TestCase.settings = settings(
+        max_examples=examples,
+        stateful_step_count=25,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 TestLives = Lives.TestCase
+TestBreathingLives = BreathingLives.TestCase

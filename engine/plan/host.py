@@ -1,12 +1,13 @@
-"""What an engine will allocate, computed before it allocates anything. Pure arithmetic over bytes and tokens."""
+"""The plan for the host's own memory, where no card is in play."""
 
 from dataclasses import dataclass
 
 from engine.config import BLOCK_TOKENS, EngineConfig
 from engine.errors import ConfigError, DoesNotFit
 from engine.model.config import ModelConfig
+from engine.plan.scratch import scratch_bytes
+from engine.plan.sizes import mib_up
 
-_F32 = 4
 CPU_SLICE_ROWS = 256
 """The CPU pipeline computes at most so many rows at once (engine.ops.cpu.pipeline.SLICE_ROWS, a test compares them)."""
 _KV_SHARE = 4
@@ -53,25 +54,16 @@ def plan_cpu(
     elif pool < least:
         raise DoesNotFit(
             f"{path}: --kv-pool-mib {asked} does not hold one sequence of {context} tokens, which takes "
-            f"{_mib(least)} MiB: give more, or a smaller --max-context"
+            f"{mib_up(least)} MiB: give more, or a smaller --max-context"
         )
     if pool > room:
         raise DoesNotFit(
-            f"{path}: needs {_mib(weight_bytes)} MiB for weights, {_mib(pool)} MiB for keys and values of at least "
-            f"one sequence of {context} tokens and {_mib(scratch)} MiB of scratch, but only {_mib(available_bytes)} "
-            f"MiB of memory are available: {_mend(asked, room, block_bytes)}"
+            f"{path}: needs {mib_up(weight_bytes)} MiB for weights, {mib_up(pool)} MiB for keys and values of at least "
+            f"one sequence of {context} tokens and {mib_up(scratch)} MiB of scratch, but only "
+            f"{mib_up(available_bytes)} MiB of memory are available: {_mend(asked, room, block_bytes)}"
         )
     blocks = pool // block_bytes
     return CpuPlan(context, blocks, weight_bytes, blocks * block_bytes, scratch)
-
-
-def scratch_bytes(model: ModelConfig, *, rows: int, batch: int) -> int:
-    """Upper bound of the buffers of one step over `rows` tokens, `batch` of them sampled; float32 throughout."""
-    heads = (2 * model.n_heads + 2 * model.n_kv_heads) * model.head_dim
-    feed_forward = 3 * max(model.ffn, model.experts_used * model.expert_ffn)
-    activations = rows * (6 * model.hidden + heads + feed_forward + model.experts)
-    logits = batch * model.vocab + 4 * model.vocab
-    return _F32 * (activations + logits)
 
 
 def _mend(kv_pool_mib: int | None, room: int, block_bytes: int) -> str:
@@ -80,8 +72,3 @@ def _mend(kv_pool_mib: int | None, room: int, block_bytes: int) -> str:
     if kv_pool_mib is not None:
         return f"--kv-pool-mib {room >> 20} would fit"
     return f"--max-context {room // block_bytes * BLOCK_TOKENS} would fit"
-
-
-def _mib(size: int) -> int:
-    """Rounded up, so that a figure which is too large never looks as if it fitted."""
-    return -(-size >> 20)
