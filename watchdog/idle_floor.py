@@ -16,7 +16,10 @@ MOST_REQUESTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One closed window. `free` is idle free minus `released`; `own` and `capped` are of the same moment."""
+    """One closed window, described by its highest reading: when it was taken and after how many requests.
+
+    `free` is idle free minus `released`, `own` is own bytes plus `released`: what trims did is no loss and no gain.
+    """
 
     at: float
     finished: int
@@ -59,5 +62,4 @@ def observe(floor: IdleFloor, reading: Reading, work: Work, holdings: Holdings) 
     overdue = finished >= 1 and reading.at - floor.opened_at >= LONGEST_S
     if best is None or not (finished >= floor.wanted or overdue):
         return IdleFloor(floor.opened_at, floor.opened_finished, floor.wanted, best, known), None
-    closed = Window(reading.at, work.finished, work.prompt_tokens, best.free, best.own, best.capped)
-    return opened(reading.at, work, known if work.running == 0 and work.boundary else best.free), closed
+    return opened(reading.at, work, known if work.running == 0 and work.boundary else best.free), best
