@@ -31,35 +31,38 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class IdleFloor:
-    """The open window, and the last known idle free bytes (`known`, released bytes taken out)."""
+    """The open window, and `known`: the latest word on idle memory, a closed window's floor or a reading at rest."""
 
     opened_at: float
     opened_finished: int
     wanted: int
     best: Window | None = None
-    known: int | None = None
+    known: Window | None = None
 
     def idle_free(self, released: int) -> int | None:
         """Idle free bytes with all that has been released by now; None until something is known."""
-        return None if self.known is None else self.known + released
+        return None if self.known is None else self.known.free + released
 
 
-def opened(at: float, work: Work, known: int | None) -> IdleFloor:
+def opened(at: float, work: Work, known: Window | None) -> IdleFloor:
     return IdleFloor(at, work.finished, min(max(work.running, 1), MOST_REQUESTS), None, known)
 
 
 def observe(floor: IdleFloor, reading: Reading, work: Work, holdings: Holdings) -> tuple[IdleFloor, Window | None]:
     """Take one reading in; the second value is the window that it closed."""
     best, known = floor.best, floor.known
+    at_rest = work.boundary and work.running == 0
     if work.boundary:
         free = reading.free - holdings.released
-        if best is None or free > best.free:
+        if best is None or free > best.free or at_rest:
             own = None if reading.own is None else reading.own + holdings.released
-            best = Window(reading.at, work.finished, work.prompt_tokens, free, own, holdings.capped)
-        if work.running == 0:
-            known = free  # nothing runs, so this is idle memory itself, whatever the window still remembers
+            here = Window(reading.at, work.finished, work.prompt_tokens, free, own, holdings.capped)
+            if best is None or free > best.free:
+                best = here
+            if at_rest:
+                known = here  # nothing runs: idle memory itself, whatever the window still remembers
     finished = work.finished - floor.opened_finished
     overdue = finished >= 1 and reading.at - floor.opened_at >= LONGEST_S
     if best is None or not (finished >= floor.wanted or overdue):
         return IdleFloor(floor.opened_at, floor.opened_finished, floor.wanted, best, known), None
-    return opened(reading.at, work, known if work.running == 0 and work.boundary else best.free), best
+    return opened(reading.at, work, known if at_rest else best), best

@@ -56,11 +56,17 @@ def mann_kendall(y: Floats) -> float:
 
 
 def noise(y: Floats) -> float:
-    """Standard deviation of a single value, from the spread of neighbouring differences (slope and steps drop out)."""
+    """Standard deviation of a single value, from neighbouring differences; neither slope nor steps count.
+
+    Two estimates, each too large in its own case: the spread around the median difference (when the series falls in
+    bursts), and the mean rise (when it rose once by a lot). The smaller one stands.
+    """
     if len(y) < 3:
         return 0.0
     d = np.diff(y)
-    return 1.4826 * median(np.abs(d - median(d))) / math.sqrt(2.0)
+    spread = 1.4826 * median(np.abs(d - median(d))) / math.sqrt(2.0)
+    rises = float(d[d > 0.0].sum()) / len(d) * math.sqrt(math.pi)  # E[max(d, 0)] = sigma / sqrt(pi) for d of two draws
+    return min(spread, rises)
 
 
 def falls_since_rise(y: Floats, threshold: float) -> tuple[int, int]:
@@ -79,23 +85,36 @@ def falls_since_rise(y: Floats, threshold: float) -> tuple[int, int]:
 
 
 def without_steps(y: Floats, threshold: float, most: int) -> tuple[Floats, int]:
-    """`y` with its `most` largest abrupt and lasting falls taken out, and how many were.
+    """`y` with at most `most` abrupt and lasting falls taken out, and how many were.
 
-    A fall lasts if the next three values stay down. What is left shows whether there is a trend beside the steps.
+    A fall lasts if the next three values stay down. One among many like it is no step but the trend itself: it must
+    be 2.5 times the largest of those left in. What remains shows whether there is a trend beside the steps.
     """
-    found: list[tuple[float, int]] = []
-    for k in (np.flatnonzero(np.diff(y) <= -threshold) + 1).tolist():
-        before = median(y[max(0, k - 3) : k])
-        height = median(y[k : k + 3]) - before
-        if height <= -threshold:
-            found.append((height, k))
-    level = y.copy()
-    taken: list[int] = []
-    for height, k in sorted(found):
-        if len(taken) < most and all(abs(k - other) > 2 for other in taken):  # neighbours are one step, seen twice
+    steps = sorted(_steps(y, threshold))
+    least = 2.5 * steps[most][0] if len(steps) > most else 0.0
+    level, taken = y.copy(), 0
+    for height, k in steps[:most]:
+        if height <= least:
             level[k:] -= height
-            taken.append(k)
-    return level, len(taken)
+            taken += 1
+    return level, taken
+
+
+def _steps(y: Floats, threshold: float) -> list[tuple[float, int]]:
+    """(height below 0, index of the first value after it) of each step; it takes one or two values, more is a slope."""
+    steep = (np.flatnonzero(np.diff(y) <= -threshold) + 1).tolist()
+    steps: list[tuple[float, int]] = []
+    k = 0
+    while k < len(steep):
+        first = last = steep[k]
+        while k + 1 < len(steep) and steep[k + 1] == last + 1:
+            k += 1
+            last = steep[k]
+        height = median(y[last : last + 3]) - median(y[max(0, first - 3) : first])
+        if last - first < 2 and height <= -threshold:
+            steps.append((height, last))
+        k += 1
+    return steps
 
 
 def agreement(x: Floats, y: Floats, slope: float) -> float:
