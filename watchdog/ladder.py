@@ -49,7 +49,7 @@ class Ladder:
 
 
 def conditions(rung: Rung, holdings: Holdings) -> Conditions:
-    held = (holdings.ledger.get(owner, 0) // GRANULE for owner in DRAWS_ON[rung])
+    held = (holdings.ledger[owner] // GRANULE if owner in holdings.ledger else -1 for owner in DRAWS_ON[rung])
     return (holdings.generation, *held)
 
 
