@@ -102,7 +102,8 @@ def without_steps(y: Floats, threshold: float, most: int) -> tuple[Floats, int]:
 
 def _steps(y: Floats, threshold: float) -> list[tuple[float, int]]:
     """(height below 0, index of the first value after it) of each step; it takes one or two values, more is a slope."""
-    steep = (np.flatnonzero(np.diff(y) <= -threshold) + 1).tolist()
+    d = np.diff(y)
+    steep = (np.flatnonzero(d <= -max(threshold, 4.0 * median(np.abs(d)))) + 1).tolist()
     steps: list[tuple[float, int]] = []
     k = 0
     while k < len(steep):

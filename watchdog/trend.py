@@ -95,12 +95,13 @@ def extend(trend: Trend, window: Window) -> Trend:
     if not grows:
         kind = TrendClass.FLAT if falls == 0 else TrendClass.FIRST_USE if known else TrendClass.UNKNOWN
         return Trend(points, kind, -theil_sen(x, y), _per_second(looked_at, y))
+    shaped = _shaped_fill(level, threshold)
     if steps and not _declines(x, level, threshold) and falls_since_rise(level, threshold)[0] < FALLS - 1:
-        level = y  # the steps are all there is: they are the growth
+        level, shaped = y, None  # the steps are nearly all there is: they are the growth
     slope = -theil_sen(x, level)
     if slope <= 0.0:
         slope = max(0.0, float(level[0] - level[-1]) / max(1.0, float(x[-1] - x[0])))
-    fill = _owned_fill(looked_at, x, y, threshold) or _shaped_fill(level, threshold)
+    fill = _owned_fill(looked_at, x, y, threshold) or shaped
     kind = TrendClass.GROWTH if fill is None else TrendClass.FILL
     requests_per_second = float(x[-1] - x[0]) / max(1e-9, looked_at[-1].at - looked_at[0].at)
     per_second = _per_second(looked_at, level)
