@@ -16,13 +16,23 @@ class Pipeline(Protocol):
     """One backend with one model loaded."""
 
     def admit(self, slot: int, submit: Submit, generated: list[int]) -> None:
-        """Set the sampler state of `slot` for a sequence that starts, or resumes after `generated`."""
+        """Set the sampler state of `slot` for a sequence that starts, or resumes after `generated`.
+
+        Raises ValueError, one line, for a sequence that this model cannot serve (a token id outside its vocabulary);
+        the sequence then fails alone.
+        """
 
     def launch(self, plan: StepPlan) -> None:
         """Queue one step; returns before it is done where the device allows."""
 
     def collect(self) -> StepResult:
         """Wait for the oldest launched step. Raises RuntimeError when none is in flight."""
+
+    def drop(self, slot: int) -> None:
+        """The rows of `slot` in launched steps are of no use any more: their sequence has ended.
+
+        A step that has not begun may leave them out, of its work and of its result; doing nothing is right too.
+        """
 
     @property
     def in_flight(self) -> int:

@@ -1,0 +1,78 @@
+"""What the routes work with: one served model, its engine, its limits."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from starlette.types import Receive, Scope
+
+from app.access import Keyring
+from app.errors import Draining, EngineLoading, EngineUnavailable, ModelNotFound
+from app.metrics import ServingMetrics
+from app.prompts import Prompts
+from app.recovery import EngineSupervisor
+from app.scheduler import RequestScheduler
+from app.schemas.body import read_body
+from app.streaming import Delivery
+
+
+@dataclass(frozen=True)
+class Service:
+    model_id: str
+    prompts: Prompts
+    scheduler: RequestScheduler
+    supervisor: EngineSupervisor
+    metrics: ServingMetrics
+    api_keys: Keyring
+    admin_keys: Keyring
+    ops_hosts: tuple[str, ...]
+    delivery: Delivery
+    max_body_mib: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def max_context(self) -> int:
+        """Of the engine there is, or that was there last. Raises EngineLoading before the first."""
+        if self.supervisor.ready is None:
+            raise EngineLoading
+        return self.supervisor.ready.max_context
+
+    def now(self) -> int:
+        return int(time.time())
+
+    def require_ready(self) -> None:
+        """Raises the 503 that a new request would get now. While the engine is replaced, requests are held instead."""
+        phase = self.supervisor.phase
+        if phase == "loading":
+            raise EngineLoading
+        if phase == "stopped" or self.scheduler.draining:
+            raise Draining
+        if phase == "failed":
+            raise EngineUnavailable
+
+    def require_model(self, name: str) -> None:
+        if name != self.model_id:
+            raise ModelNotFound(self.model_id)
+
+    def gauges(self) -> dict[str, float]:
+        """The gauges that are known now, for a scrape."""
+        scheduler, supervisor = self.scheduler, self.supervisor
+        known: dict[str, float] = {
+            "ullage_num_requests_running": scheduler.running,
+            "ullage_num_requests_waiting": scheduler.waiting,
+            "ullage_num_requests_held": scheduler.held,
+            "ullage_engine_up": supervisor.phase == "ready",
+        }
+        if supervisor.phase == "ready":
+            known["ullage_kv_cache_usage_perc"] = self.metrics.kv_usage
+        if supervisor.ready_at is not None:
+            known["ullage_engine_start_time_seconds"] = supervisor.ready_at
+        return known
+
+    @asynccontextmanager
+    async def intake(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The body of a request that may be admitted; its bytes count as held until the block is left."""
+        self.require_ready()
+        with self.scheduler.hold() as count:
+            yield await read_body(scope, receive, self.max_body_mib, count)
