@@ -5,20 +5,18 @@ stderr that names the thing and the mend.
 """
 
 import argparse
-import importlib.metadata
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from app.demo_model import DemoModelError
 from app.settings import SETTINGS, SettingInfo, flag, load_settings, variable
 from engine.errors import ConfigError, DoesNotFit, EngineError, LoadRefused, ModelFileError
 
 BAD_INPUT = 2
 INTERNAL = 1
-INPUT_ERRORS = (ConfigError, DemoModelError, DoesNotFit, ModelFileError)
+INPUT_ERRORS = (ConfigError, DoesNotFit, ModelFileError)
 INPUT_KINDS = {kind.__name__ for kind in INPUT_ERRORS}
 
 
@@ -34,7 +32,10 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        parser.exit(0, f"ullage {importlib.metadata.version('ullage')}\n")
+        import importlib.metadata  # slow, and nothing else needs it at the start
+
+        sys.stdout.write(f"ullage {importlib.metadata.version('ullage')}\n")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.run(arguments, began))
     except KeyboardInterrupt:
         return 0
-    except (EngineError, DemoModelError) as error:
+    except EngineError as error:
         sys.stderr.write(f"ullage: {error}\n")
         is_input = isinstance(error, INPUT_ERRORS) or (isinstance(error, LoadRefused) and error.kind in INPUT_KINDS)
         return BAD_INPUT if is_input else INTERNAL

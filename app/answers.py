@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from app.generation import Usage
+from app.prompts import Prompts
 from app.record import ChoiceEvent, Record, TokenInfo
 
 encode = msgspec.json.encode
@@ -68,13 +69,14 @@ class Answer:
         created: int,
         model: str,
         choices: int,
-        token_bytes: Sequence[bytes],
+        prompts: Prompts,
         *,
         logprobs: bool,
         include_usage: bool,
     ) -> None:
         self._identity = {"id": answer_id, "created": created, "model": model}
-        self._token_bytes = token_bytes
+        self._token_bytes = prompts.token_bytes
+        self._text_bytes = prompts.text_bytes
         self._logprobs = logprobs
         self._include_usage = include_usage
         head = encode({**self._identity, "object": self.stream_object})[:-1]
@@ -188,7 +190,7 @@ class CompletionAnswer(Answer):
         offsets = []
         for info in tokens:
             offsets.append(self._offsets[index])
-            self._offsets[index] += _characters(self._token_bytes[info.token])
+            self._offsets[index] += _characters(self._text_bytes[info.token])
         tops = [{self._name(token): _finite(value) for token, value in info.top or ()} for info in tokens]
         return {
             "tokens": [self._name(info.token) for info in tokens],

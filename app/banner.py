@@ -11,40 +11,43 @@ from engine.messages import Ready
 MIB = 1 << 20
 
 CURL = """\
-curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
-  -d {body}"""
+curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}"""
+
+BODY = """\
+{{
+  "model": {model},
+  "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]
+}}"""
 
 PYTHON = """\
 from openai import OpenAI
-
 client = OpenAI(base_url="{url}/v1", api_key={key})
-stream = client.chat.completions.create(
-    model={model},
-    messages=[{{"role": "user", "content": "Write a haiku about the sea."}}],
-    stream=True,
-)
+messages = [{{"role": "user", "content": "Write a haiku about the sea."}}]
+stream = client.chat.completions.create(model={model}, messages=messages, stream=True)
 for chunk in stream:
-    print(chunk.choices[0].delta.content or "", end="", flush=True)
-print()"""
+    print(chunk.choices[0].delta.content or "", end="", flush=True)"""
+
+
+def _json(text: str) -> str:
+    return msgspec.json.encode(text).decode()
 
 
 def _first_key(key_file: str) -> str:
-    return f"next(k.strip() for k in open({key_file!r}) if k.strip() and k[0] != '#')"
+    return f"next(k.strip() for k in open({key_file!r}) if k.strip() and k.lstrip()[0] != '#')"
 
 
 def curl_line(url: str, model: str, key_file: str | None = None) -> str:
     """A request to paste into a shell."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64}
     key = ""
     if key_file is not None:
-        key = f" \\\n  -H \"Authorization: Bearer $(grep -v -m1 -e '^#' -e '^ *$' {shlex.quote(key_file)})\""
-    return CURL.format(url=url, key=key, body=shlex.quote(msgspec.json.encode(body).decode()))
+        key = f" -H \"Authorization: Bearer $(grep -v -m1 -e '^ *#' -e '^ *$' {shlex.quote(key_file)})\""
+    return CURL.format(url=url, key=key, body=shlex.quote(BODY.format(model=_json(model))))
 
 
 def python_snippet(url: str, model: str, key_file: str | None = None) -> str:
     """A program to paste into Python."""
     key = '"none"' if key_file is None else _first_key(key_file)
-    return PYTHON.format(url=url, model=msgspec.json.encode(model).decode(), key=key)
+    return PYTHON.format(url=url, model=_json(model), key=key)
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Banner:
         keys = f"keys from {self.api_key_file}" if self.api_key_file else "no API key"
         blocks = f"{ready.kv_blocks:,} blocks of {BLOCK_TOKENS}, {ready.kv_dtype}, {ready.kv_bytes / MIB:,.0f} MiB"
         return f"""\
-Ullage {self.version} is ready after {seconds:.1f} s.
+Ullage {self.version} is ready after {seconds:.1f} s. Ctrl-C stops it.
 
   model      {self.model} ({self.architecture}, {self.quantisation}, {ready.weight_bytes / MIB:,.0f} MiB of weights)
              {self.model_path}
@@ -78,5 +81,4 @@ Ullage {self.version} is ready after {seconds:.1f} s.
 {curl_line(self.public_url, self.model, self.api_key_file)}
 
 {python_snippet(self.public_url, self.model, self.api_key_file)}
-
-Ctrl-C stops it."""
+"""

@@ -31,6 +31,8 @@ def evaluate_perplexity(settings: Settings, text: str, ctx: int) -> int:
     except UnicodeDecodeError as error:
         raise ConfigError(f"--text {text}: is not UTF-8 (byte {error.start})") from error
     ids = Tokenizer.from_gguf(open_gguf(settings.model)).encode(content, parse_special=False)
+    if len(ids) < ctx:
+        raise ConfigError(f"--text {text}: {len(ids)} tokens do not fill one window of --ctx {ctx}")
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="ascii") as file:
         json.dump(ids, file)
         file.flush()

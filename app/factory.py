@@ -24,7 +24,6 @@ from app.streaming import Delivery
 from engine.messages import Ready
 
 MIB = 1 << 20
-VERSION = importlib.metadata.version("ullage")
 ENGINE_STOP_S = 5.0
 
 PUBLIC_ROUTES = (
@@ -37,6 +36,10 @@ PUBLIC_ROUTES = (
     Route("/health", ready),
 )
 OPS_ROUTES = (Route("/metrics", scrape),)
+
+
+def version() -> str:
+    return importlib.metadata.version("ullage")
 
 
 def create_service(
@@ -56,15 +59,12 @@ def create_service(
     metrics = ServingMetrics(
         model.name, max(model.trained_context, 1), [*handlers_of(PUBLIC_ROUTES + OPS_ROUTES), OTHER], gauges
     )
-    metrics.tell("ullage_build_info", *build_labels(VERSION))
-    context = settings.max_context or model.trained_context
-    metrics.tell("ullage_model_info", model.architecture, model.quantisation, str(context), "")
+    metrics.tell("ullage_build_info", *build_labels(version()))
     limits = Limits(settings.max_queue, settings.max_inflight_mib * MIB)
     prompts = model.prompts
-    scheduler = RequestScheduler(prompts.token_bytes, limits, metrics, drop_leading_space=prompts.drops_leading_space)
+    scheduler = RequestScheduler(prompts.text_bytes, limits, metrics, drop_leading_space=prompts.drops_leading_space)
     service = Service(
-        model_id=model.name,
-        prompts=prompts,
+        model=model,
         scheduler=scheduler,
         supervisor=EngineSupervisor(engine, scheduler, metrics),
         metrics=metrics,
@@ -101,7 +101,7 @@ def ops_app(service: Service) -> Edge:
 @asynccontextmanager
 async def running(service: Service) -> AsyncIterator["asyncio.Task[Ready]"]:
     """The life of a service: its engine is started, as a task to await, and on leaving everything ends in order."""
-    start = asyncio.create_task(service.supervisor.start(), name="first engine")
+    start = asyncio.create_task(_first_engine(service), name="first engine")
     try:
         yield start
     finally:
@@ -109,3 +109,10 @@ async def running(service: Service) -> AsyncIterator["asyncio.Task[Ready]"]:
         await asyncio.wait([start])
         await service.supervisor.stop(ENGINE_STOP_S)
         service.prompts.close()
+
+
+async def _first_engine(service: Service) -> Ready:
+    ready = await service.supervisor.start()
+    model = service.model
+    service.metrics.tell("ullage_model_info", model.architecture, model.quantisation, str(ready.max_context), "")
+    return ready

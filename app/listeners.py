@@ -1,4 +1,4 @@
-"""The two HTTP listeners in one event loop: sockets bound before anything is loaded, uvicorn without its signals."""
+"""HTTP on a bound socket: uvicorn without its signals, lifespan and logs, so that two share one event loop."""
 
 import socket
 import uuid
@@ -10,32 +10,12 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.errors import InvalidRequest
-from engine.errors import ConfigError
+from app.sockets import BACKLOG
 
-BACKLOG = 2048
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers; the parser itself has no bound."""
 GRACE_S = 2
 """What is still being written when a listener closes gets so long."""
-
-
-def bind(host: str, port: int, flag: str) -> socket.socket:
-    """A listening socket. Raises ConfigError, one line that names the flag."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except socket.gaierror as error:
-        raise ConfigError(f"{flag} {host}: {error.strerror}") from error
-    except OSError as error:
-        where = f"{host} port {port}"
-        raise ConfigError(f"{where}: {error.strerror}; choose another one with {flag}") from error
-
-
-def url(bound: socket.socket, host: str) -> str:
-    """How a client on this machine reaches the socket."""
-    port = bound.getsockname()[1]
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{name}:{port}"
 
 
 class Listener(uvicorn.Server):

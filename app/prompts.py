@@ -1,7 +1,7 @@
 """From messages or text to token ids, off the event loop and within bounds.
 
 A prompt that cannot fit is refused as cheaply as that can be known: by its length in bytes (no token has more than the
-longest one), then slice by slice; a text that is far too long is never tokenized whole.
+longest one), then by its first tokens; a text that is far too long is never tokenized whole.
 """
 
 import asyncio
@@ -13,11 +13,8 @@ from app.errors import ContextLengthExceeded, InvalidRequest
 from app.text.template import ChatTemplate, TemplateError
 from app.text.tokenizer import Tokenizer
 
-SLICE_CHARS = 1 << 16
-"""About 50 ms of tokenizing; what Python's other threads may have to wait for is a small part of it."""
-
-CUT_TOKENS = 8
-"""By how many tokens, at most and amply, a cut between slices can raise their count."""
+EXACT_CONTEXTS = 2
+"""A prompt of up to so many contexts is counted to its end before it is refused."""
 
 REFUSAL_CHARS = 300
 WORKERS = 2
@@ -34,6 +31,9 @@ class Prompts:
         self._longest = max(1, max(len(token) for token in tokenizer.token_bytes))
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="text")
         self.token_bytes: Sequence[bytes] = tokenizer.token_bytes
+        """By id: what the token stands for."""
+        self.text_bytes: Sequence[bytes] = tokenizer.text_bytes
+        """By id: what it adds to an answer, which is nothing for control tokens."""
         self.vocabulary = tokenizer.vocab_size
         self.stop_ids = tuple(tokenizer.stop_ids)
         self.drops_leading_space = tokenizer.adds_space
@@ -71,13 +71,10 @@ class Prompts:
         least = -(-len(text.encode()) // self._longest)
         if least >= max_context:
             raise ContextLengthExceeded(least, max_context, param=param, at_least=True)
-        counted = 0
-        for start in range(0, len(text) if len(text) > SLICE_CHARS else 0, SLICE_CHARS):
-            slice_ids = self._tokenizer.encode(text[start : start + SLICE_CHARS], parse_special=True)
-            counted += len(slice_ids) - CUT_TOKENS
-            if counted >= max_context:
-                raise ContextLengthExceeded(counted, max_context, param=param, at_least=True)
-        return self._tokenizer.encode(text, parse_special=True, add_bos=add_bos)
+        ids = self._tokenizer.encode(text, parse_special=True, add_bos=add_bos, limit=EXACT_CONTEXTS * max_context)
+        if len(ids) > EXACT_CONTEXTS * max_context:
+            raise ContextLengthExceeded(len(ids), max_context, param=param, at_least=True)
+        return ids
 
 
 def _fitting(prompt: list[int], max_context: int, param: str) -> list[int]:

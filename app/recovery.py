@@ -89,12 +89,12 @@ class EngineSupervisor:
     async def stop(self, timeout_s: float) -> None:
         """End every request that is left and the engine: in order, by force after `timeout_s`."""
         self.phase = "stopped"
+        current, self._current = self._current, None  # first of all: its death is no news from now on
         if self._recovery is not None:
             self._recovery.cancel()
             await asyncio.wait([self._recovery])
         self._scheduler.drain()
         self._scheduler.fail_all(ShutDown())
-        current, self._current = self._current, None
         if current is not None:
             self._scheduler.detach()
             await current.engine.stop(timeout_s)
@@ -149,18 +149,19 @@ class EngineSupervisor:
         await asyncio.sleep(self._backoff.wait_s(self._failures))
 
     def _recovered(self, recovery: asyncio.Task[None]) -> None:
-        self._recovery = None
+        if self._recovery is recovery:  # else the new engine is dead already, and the next recovery under way
+            self._recovery = None
         if recovery.cancelled():
             return
         error = recovery.exception()
         if isinstance(error, EngineError):
+            log.critical("no engine: %s", error)
             self._give_up(error)
         elif error is not None:
             log.critical("recovery failed", exc_info=error)
             self._give_up(EngineDied(f"recovery failed: {error!r}"))
 
     def _give_up(self, error: EngineError) -> None:
-        log.critical("no engine: %s", error)
         self.phase = "failed"
         self.failure = error
         self._scheduler.close()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from starlette.types import Receive, Scope
 
 from app.access import Keyring
-from app.errors import Draining, EngineLoading, EngineUnavailable, ModelNotFound
+from app.errors import Busy, Draining, EngineLoading, EngineUnavailable, ModelNotFound
 from app.metrics import ServingMetrics
+from app.model import ServedModel
 from app.prompts import Prompts
 from app.recovery import EngineSupervisor
 from app.scheduler import RequestScheduler
@@ -19,8 +20,7 @@ from app.streaming import Delivery
 
 @dataclass(frozen=True)
 class Service:
-    model_id: str
-    prompts: Prompts
+    model: ServedModel
     scheduler: RequestScheduler
     supervisor: EngineSupervisor
     metrics: ServingMetrics
@@ -32,6 +32,14 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
+    def model_id(self) -> str:
+        return self.model.name
+
+    @property
+    def prompts(self) -> Prompts:
+        return self.model.prompts
+
+    @property
     def max_context(self) -> int:
         """Of the engine there is, or that was there last. Raises EngineLoading before the first."""
         if self.supervisor.ready is None:
@@ -41,15 +49,14 @@ class Service:
     def now(self) -> int:
         return int(time.time())
 
-    def require_ready(self) -> None:
-        """Raises the 503 that a new request would get now. While the engine is replaced, requests are held instead."""
+    def refusal(self) -> Busy | None:
+        """The 503 that a new request would get now. While the engine is replaced, requests are held instead."""
         phase = self.supervisor.phase
         if phase == "loading":
-            raise EngineLoading
+            return EngineLoading()
         if phase == "stopped" or self.scheduler.draining:
-            raise Draining
-        if phase == "failed":
-            raise EngineUnavailable
+            return Draining()
+        return EngineUnavailable() if phase == "failed" else None
 
     def require_model(self, name: str) -> None:
         if name != self.model_id:
@@ -72,7 +79,13 @@ class Service:
 
     @asynccontextmanager
     async def intake(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
-        """The body of a request that may be admitted; its bytes count as held until the block is left."""
-        self.require_ready()
+        """The body of a request that may be admitted; its bytes count as held until the block is left.
+
+        Raises a Busy before anything is read, BodyTooLarge and QueueFull while it is.
+        """
+        refusal = self.refusal()
+        if refusal is not None:
+            self.metrics.rejected("draining" if isinstance(refusal, Draining) else "engine_unavailable")
+            raise refusal
         with self.scheduler.hold() as count:
             yield await read_body(scope, receive, self.max_body_mib, count)

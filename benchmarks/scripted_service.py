@@ -12,11 +12,11 @@ from typing import Any
 import uvloop
 
 from app.factory import create_service, running
-from app.listeners import bind, url
+from app.lifecycle import listening
 from app.model import ServedModel
 from app.prompts import Prompts
-from app.serve import Sockets, listening
 from app.settings import Settings
+from app.sockets import Sockets, bind, url
 from engine.fake import FakeEngine
 
 MODEL = "scripted"
@@ -39,7 +39,7 @@ class PieceTokenizer:
         self.add_bos = False
         self.adds_space = False
 
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, limit: int | None = None) -> list[int]:
         return list(text.encode())
 
 

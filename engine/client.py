@@ -128,21 +128,40 @@ class EngineProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def start(self) -> Ready:
+    async def spawn(self) -> None:
+        """The first half of `start`, for a head start: the child runs and loads, and nobody waits for it yet.
+
+        Then `listen` and `start`, or `abandon`. Raises EngineDied when the process cannot be started.
+        """
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._ended: asyncio.Future[str] = loop.create_future()
         await self._connect(loop)
         self.send(self._hello)
-        timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._miss_handshake)
+        self._handshake = loop.call_later(HANDSHAKE_TIMEOUT_S, self._miss_handshake)
+
+    def listen(self, events: EngineEvents) -> None:
+        """Whom to tell from now on."""
+        self._events = events
+
+    async def start(self) -> Ready:
+        if self._process is None:
+            await self.spawn()
         try:
             return await self._ready
         except asyncio.CancelledError:
-            self.kill()
-            await self.wait()
+            await self.abandon()
             raise
         finally:
-            timer.cancel()
+            self._handshake.cancel()
+
+    async def abandon(self) -> None:
+        """End by force what was spawned and will not be waited for."""
+        self._handshake.cancel()
+        if not self._ready.cancel() and not self._ready.cancelled():
+            self._ready.exception()  # it failed by itself, and nobody else will ask
+        self.kill()
+        await self.wait()
 
     def submit(self, submit: Submit) -> None:
         self.send(submit)

@@ -59,7 +59,7 @@ def _admit(
         service.now(),
         service.model_id,
         len(choices),
-        service.prompts.token_bytes,
+        service.prompts,
         logprobs=logprobs is not None,
         include_usage=body.wants_usage,
     )

@@ -22,5 +22,7 @@ async def live(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     service: Service = request.app
-    service.require_ready()
+    refusal = service.refusal()
+    if refusal is not None:
+        raise refusal
     return _json(OK)

@@ -4,9 +4,9 @@ The rule, SentencePiece's and llama.cpp's: of all neighbouring pieces that toget
 best score, the leftmost on a tie, again and again; a character that is no token becomes byte tokens. A BPE model does
 the same when every way to put a token together from two others is a merge, ranked by the token's score.
 
-Where scores are equal a ranking is stricter than "leftmost". Longer tokens first, and of one token the longer left
-part first, is what leftmost gives in runs of one character, where ties really occur (spaces, dashes). Trained
-vocabularies have no others: each token has its own score.
+Where two tokens have the same score a ranking is stricter than "leftmost". Longer tokens first is what leftmost gives
+in runs of one character, where real files have such ties (Gemma's spaces, all of score 0); elsewhere each token of a
+trained vocabulary has its own score.
 """
 
 import numpy as np
@@ -48,9 +48,8 @@ def _merges(joinable: dict[str, int], scores: list[float]) -> list[tuple[str, st
             if left in joinable and right in joinable:
                 pairs.append((left, right))
                 score.append(scores[token])
-    left_length = np.array([len(left) for left, _ in pairs], np.int64)
     length = np.array([len(left) + len(right) for left, right in pairs], np.int64)
-    order = np.lexsort((-left_length, -length, -np.array(score, np.float64)))
+    order = np.lexsort((-length, -np.array(score, np.float64)))
     return [pairs[n] for n in order.tolist()]
 
 

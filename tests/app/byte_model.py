@@ -21,7 +21,7 @@ class ByteTokenizer:
     add_bos = False
     adds_space = False
 
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False, limit: int | None = None) -> list[int]:
         return [BOS] * add_bos + list(text.encode())
 
 

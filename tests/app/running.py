@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import uvloop
 
 from app.factory import create_service, running
-from app.listeners import bind, url
+from app.lifecycle import listening
 from app.model import ServedModel
-from app.serve import Sockets, listening
 from app.service import Service
 from app.settings import Settings
+from app.sockets import Sockets, bind, url
 from engine.client import EngineEvents
 from engine.fake import FakeEngine, Script
+from engine.messages import Ready
 from tests.app.byte_model import byte_model
 
 Result = TypeVar("Result")
@@ -27,6 +28,15 @@ def says(text: str) -> list[int]:
     return list(text.encode())
 
 
+class NotYet(FakeEngine):
+    """An engine that is for ever about to be ready."""
+
+    async def start(self) -> Ready:
+        await super().start()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 class Running:
     """The service from outside (`url`, `ops_url`) and, for the tests' questions, from inside (`call`)."""
 
@@ -36,6 +46,7 @@ class Running:
         self._engine = {"script": says("Hello there."), **engine}
         self._options = {"api_keys": [], "admin_key": ADMIN_KEY, **options}
         self._wait_ready = self._options.pop("wait_ready", True)
+        self._engine_type: type[FakeEngine] = self._options.pop("engine_type", FakeEngine)
         self._started = threading.Event()
         self._error: BaseException | None = None
         self.engines: list[FakeEngine] = []
@@ -84,7 +95,7 @@ class Running:
         self.run(poll())
 
     def _make_engine(self, generation: int, events: EngineEvents) -> FakeEngine:
-        engine = FakeEngine(generation=generation, events=events, **self._engine)
+        engine = self._engine_type(generation=generation, events=events, **self._engine)
         self.engines.append(engine)
         return engine
 

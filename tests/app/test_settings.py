@@ -102,7 +102,7 @@ def test_a_bad_config_file(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_config_file_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="--config /none.toml: No such file"):
+    with pytest.raises(ConfigError, match=r"--config /none\.toml: No such file"):
         load(config="/none.toml")
 
 
@@ -142,7 +142,13 @@ def shown_default(value: object) -> str:
         return ""
     if value is False:
         return "off"
-    return f"`{','.join(value)}`" if isinstance(value, tuple) else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+    return (
+        f"`{','.join(value)}`"
+        if isinstance(value, tuple)
+        else f"`{value:g}`"
+        if isinstance(value, float)
+        else f"`{value}`"
+    )
 
 
 def test_the_page_of_settings_is_the_settings() -> None:
