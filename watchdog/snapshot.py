@@ -15,7 +15,9 @@ GIB = 1 << 30
 GRANULE = 2 * MIB
 """The smallest piece in which a driver hands out device memory, hence the smallest change that means anything."""
 
-MemorySource = Literal["nvml", "runtime", "simulated"]
+MemorySource = Literal["nvml", "nvml_v1", "runtime", "system", "simulated"]
+"""`nvml` is the v2 struct. All but it and `simulated` are fallbacks: v1 counts the driver's reserve as used, `runtime`
+is the CUDA runtime's figure as the engine tells it, `system` the host's available memory on a card without its own."""
 OwnSource = Literal["nvml", "host_pid", "simulated", "none"]
 
 
@@ -57,6 +59,8 @@ class Health:
     failures_total: int = 0
     samples_total: int = 0
     error: str | None = None
+    fallbacks_total: int = 0
+    """Of the good samples, those that came from a fallback."""
 
     def age(self, now: float) -> float | None:
         """Seconds since the last good reading; None if there never was one."""
@@ -72,6 +76,10 @@ class DeviceSnapshot:
     name: str
     reading: Reading | None
     health: Health
+    lowest_free: int | None = None
+    """Since the engine was last ready, over all samples: dips between two looks at the snapshot are kept."""
+    holders: Mapping[int, int | None] | None = None
+    """Bytes by process id at the latest look at the process list; None where the source does not tell."""
 
     def fresh(self, now: float, max_age_s: float) -> Reading | None:
         """The reading if it may be acted on: the last attempt succeeded and is at most `max_age_s` old."""
