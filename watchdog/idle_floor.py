@@ -59,8 +59,9 @@ def observe(floor: IdleFloor, reading: Reading, work: Work, holdings: Holdings) 
             here = Window(reading.at, work.finished, work.prompt_tokens, free, own, holdings.capped)
             if best is None or free > best.free:
                 best = here
-            if at_rest:
-                known = here  # nothing runs: idle memory itself, whatever the window still remembers
+            if at_rest or known is None or free > known.free:
+                # At rest this is idle memory itself; and so much free now proves that a lower floor was a busy window.
+                known = here
     finished = work.finished - floor.opened_finished
     overdue = finished >= 1 and reading.at - floor.opened_at >= LONGEST_S
     if best is None or not (finished >= floor.wanted or overdue):

@@ -104,10 +104,11 @@ def _choose(device: DeviceState, view: View, config: WatchdogConfig, budget: int
         return Choice(device, State.TRIM, "a trim is in flight")
     if view.at <= device.acted_at:
         return Choice(device, device.state, "waits for a sample taken after the last act")
-    settled = settle_due(device, view, config, budget)
+    level = effective(device, view, config)
+    settled = settle_due(device, view, config, level, budget)
     if settled is not None:
         return settled
-    return row(device, view, config, effective(device, view, config), budget)
+    return row(device, view, config, level, budget)
 
 
 def _shown(state: PolicyState, view: View, shown: State, reason: str) -> tuple[PolicyState, Decision]:

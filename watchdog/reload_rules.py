@@ -10,7 +10,8 @@ from watchdog.state import Degraded, DeviceState, Due, State, View, mib
 
 HOUR_S = 3600.0
 LEAST_REQUESTS = 16
-"""A forecast of fewer requests leaves no time to wait until a reload brings more back."""
+LEAST_S = 120.0
+"""A forecast of fewer requests or seconds leaves no time to wait until a reload brings more back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +54,16 @@ def reload_now(device: DeviceState, view: View, reason: ReloadReason, budget: in
 
 
 def worth_it(view: View) -> bool:
-    """For a forecast alone: half of the room is gone, or the floor is too near to wait for that.
+    """For a forecast alone: half of the room is gone, or a quarter and the floor is too near to wait for half.
 
     A reload returns what was lost so far. One asked for at the first sign of a fast loss would return next to
     nothing, and the budget would be spent when it is needed.
     """
     elastic = view.holdings.elastic
     room = view.floors.baseline - view.floors.reload + max(0, elastic.plan - max(elastic.half, elastic.minimum))
-    if lost(view) * 2 >= room:
-        return True
-    near = view.forecast
-    return near is not None and (near.requests <= LEAST_REQUESTS or near.seconds <= 120.0)
+    gone, near = lost(view), view.forecast
+    soon = near is not None and (near.requests <= LEAST_REQUESTS or near.seconds <= LEAST_S)
+    return gone * 2 >= room or (soon and gone * 4 >= room)
 
 
 def set_due(device: DeviceState, view: View, config: WatchdogConfig, reason: ReloadReason, *, bridged: bool) -> Due:
@@ -78,13 +78,13 @@ def set_due(device: DeviceState, view: View, config: WatchdogConfig, reason: Rel
     return Due(reason, view.at, view.at + wait)
 
 
-def settle_due(device: DeviceState, view: View, config: WatchdogConfig, budget: int) -> Choice | None:
-    """What becomes of a reload that is set; None while it goes on waiting."""
+def settle_due(device: DeviceState, view: View, config: WatchdogConfig, level: Level, budget: int) -> Choice | None:
+    """What becomes of a reload that is set; None while it goes on waiting. `level` is the level to act on."""
     due = device.due
     if due is None:
         return None
-    if view.kind not in OURS and device.level < Level.TRIM:
-        return Choice(replace(device, due=None), State.WATCH, "the loss has stopped, the reload is called off")
+    if level < Level.TRIM and (due.deadline is not None or view.kind not in OURS):
+        return Choice(replace(device, due=None), State.WATCH, "the need has passed, the reload is called off")
     idle = view.idle_for is not None and view.idle_for >= config.idle_s
     if idle and (budget > 0 or due.deadline is not None):
         return reload_now(device, view, due.reason, budget, "the reload that was set has its idle moment")

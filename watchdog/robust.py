@@ -26,9 +26,15 @@ def median(values: Floats) -> float:
     """Median without the generality (and the 20 µs) of numpy.median."""
     n = len(values)
     middle = n // 2
+    if n < 40:  # below that Python's sort is faster than a call of NumPy
+        few = sorted(values.tolist())
+        return float(few[middle]) if n % 2 else float(few[middle - 1] + few[middle]) / 2.0
     if n % 2:
-        return float(np.partition(values, middle)[middle])
-    part = np.partition(values, (middle - 1, middle))
+        part = values.copy()
+        part.partition(middle)
+        return float(part[middle])
+    part = values.copy()
+    part.partition((middle - 1, middle))
     return float(part[middle - 1] + part[middle]) / 2.0
 
 
@@ -63,7 +69,7 @@ def noise(y: Floats) -> float:
     """
     if len(y) < 3:
         return 0.0
-    d = np.diff(y)
+    d = y[1:] - y[:-1]
     spread = 1.4826 * median(np.abs(d - median(d))) / math.sqrt(2.0)
     rises = float(d[d > 0.0].sum()) / len(d) * math.sqrt(math.pi)  # E[max(d, 0)] = sigma / sqrt(pi) for d of two draws
     return min(spread, rises)
@@ -102,7 +108,9 @@ def without_steps(y: Floats, threshold: float, most: int) -> tuple[Floats, int]:
 
 def _steps(y: Floats, threshold: float) -> list[tuple[float, int]]:
     """(height below 0, index of the first value after it) of each step; it takes one or two values, more is a slope."""
-    d = np.diff(y)
+    d = y[1:] - y[:-1]
+    if d.min() > -threshold:
+        return []
     steep = (np.flatnonzero(d <= -max(threshold, 4.0 * median(np.abs(d)))) + 1).tolist()
     steps: list[tuple[float, int]] = []
     k = 0

@@ -78,7 +78,7 @@ def _growth(device: DeviceState, view: View, config: WatchdogConfig, level: Leve
     bridged = view.holdings.elastic.releasable(keep_half=True) > 0
     forecast_only = device.level < Level.TRIM
     due = level is Level.TRIM and device.degraded is None and (not forecast_only or worth_it(view))
-    if due and (trim is None or trim.rung is Rung.ELASTIC):
+    if due:
         reason = ReloadReason.FORECAST if forecast_only else ReloadReason.GROWTH
         device = replace(device, due=set_due(device, view, config, reason, bridged=bridged))
     if trim is not None:

@@ -5,6 +5,7 @@ mirrored: a neighbour that comes or goes then moves nothing, and what it took is
 Slopes are losses: positive means that room shrinks.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +27,8 @@ from watchdog.snapshot import GRANULE, MIB
 REQUESTS = 64
 CONFIDENT = 0.5
 """Below it the forecast is withheld."""
+SIGMAS = 6.0
+"""A change of level counts from so many standard deviations of one window; two of them differ by 1.4 anyway."""
 FALLS = 3
 """Separate falls without a rise between them are growth, whatever the slope says."""
 
@@ -49,14 +52,27 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """The verdict over the last 64 requests. `points` starts with the reading at ready."""
+    """The verdict over the last 64 requests; slopes are None unless there is growth or a fill.
 
+    `points` are the last windows since ready, the reading at ready being the first of all.
+    """
+
+    ready: Window
     points: tuple[Window, ...]
     kind: TrendClass = TrendClass.FLAT
     bytes_per_request: float | None = None
     bytes_per_second: float | None = None
     confidence: float = 0.0
     fill: Fill | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slopes:
+    """Bytes lost per request, per 1,000 prompt tokens and per second (an hour is 3,600 times that)."""
+
+    per_request: float
+    per_1k_tokens: float
+    per_second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +85,12 @@ class Forecast:
 
 def begin(ready: Window) -> Trend:
     """A trend starts anew at each ready, with the reading after the worst-case pass as its first point."""
-    return Trend((ready,))
+    return Trend(ready, (ready,))
 
 
 def recent(points: tuple[Window, ...]) -> tuple[Window, ...]:
     """The windows of the last 64 requests."""
-    since = points[-1].finished - REQUESTS
-    return tuple(point for point in points if point.finished >= since)
+    return points[bisect_left(points, points[-1].finished - REQUESTS, key=_finished) :]
 
 
 def extend(trend: Trend, window: Window) -> Trend:
@@ -83,31 +98,19 @@ def extend(trend: Trend, window: Window) -> Trend:
     points = (*trend.points[-REQUESTS:], window)
     looked_at = recent(points)
     if len(looked_at) < FALLS + 1:
-        return Trend(points)
-    known = all(point.own is not None for point in points)
+        return Trend(trend.ready, points)
+    known = _known(points)
     every = _series(points, known)
     x = np.array([point.finished for point in looked_at], dtype=np.float64)
     y = every[-len(looked_at) :]
-    threshold = max(float(GRANULE), 4.5 * noise(every), _doubt(len(points)))
+    threshold = max(float(GRANULE), SIGMAS * noise(every), _doubt(len(points)))
     falls, _ = falls_since_rise(y, threshold)
     level, steps = without_steps(y, threshold, FALLS - 1)
-    grows = falls >= FALLS or _declines(x, level, threshold)
-    if not grows:
-        kind = TrendClass.FLAT if falls == 0 else TrendClass.FIRST_USE if known else TrendClass.UNKNOWN
-        return Trend(points, kind, -theil_sen(x, y), _per_second(looked_at, y))
-    shaped = _shaped_fill(level, threshold)
-    if steps and not _declines(x, level, threshold) and falls_since_rise(level, threshold)[0] < FALLS - 1:
-        level, shaped = y, None  # the steps are nearly all there is: they are the growth
-    slope = -theil_sen(x, level)
-    if slope <= 0.0:
-        slope = max(0.0, float(level[0] - level[-1]) / max(1.0, float(x[-1] - x[0])))
-    fill = _owned_fill(looked_at, x, y, threshold) or shaped
-    kind = TrendClass.GROWTH if fill is None else TrendClass.FILL
-    requests_per_second = float(x[-1] - x[0]) / max(1e-9, looked_at[-1].at - looked_at[0].at)
-    per_second = _per_second(looked_at, level)
-    if per_second <= 0.0:  # most pairs lie on plateaus
-        per_second = slope * requests_per_second
-    return Trend(points, kind, slope, per_second, agreement(x, level, -slope), fill)
+    if falls >= FALLS or _declines(x, level, threshold) or _goes_on(points, x, every, level, threshold):
+        return _growth(trend.ready, points, looked_at, x, y, level, steps, threshold)
+    if falls == 0:
+        return Trend(trend.ready, points)
+    return Trend(trend.ready, points, TrendClass.FIRST_USE if known else TrendClass.UNKNOWN)
 
 
 def forecast(trend: Trend, room: float, requests_since: int = 0, elastic: int = 0) -> Forecast | None:
@@ -129,19 +132,60 @@ def forecast(trend: Trend, room: float, requests_since: int = 0, elastic: int = 
 
 def foreign_bytes(trend: Trend, free: int, own: int | None) -> int | None:
     """What others hold more than at ready, in bytes, given idle `free` and `own` as in a Window; None if unknown."""
-    ready = trend.points[0]
+    ready = trend.ready
     if ready.own is None or own is None:
         return None
     return ready.free + ready.own - free - own
 
 
-def bytes_per_1k_tokens(trend: Trend) -> float | None:
-    """Loss per 1,000 prompt tokens over the last 64 requests; computed when asked for, the policy has no use for it."""
+def slopes(trend: Trend) -> Slopes | None:
+    """Losses over the last 64 requests as they are shown; computed when asked for. None while there are too few."""
     points = recent(trend.points)
     if len(points) < FALLS + 1:
         return None
+    y = _series(points, _known(points))
+    finished = np.array([point.finished for point in points], dtype=np.float64)
     tokens = np.array([point.prompt_tokens for point in points], dtype=np.float64)
-    return -1000.0 * theil_sen(tokens, _series(points, all(point.own is not None for point in points)))
+    at = np.array([point.at for point in points], dtype=np.float64)
+    per_request, per_second = trend.bytes_per_request, trend.bytes_per_second
+    return Slopes(
+        per_request=-theil_sen(finished, y) if per_request is None else per_request,
+        per_1k_tokens=-1000.0 * theil_sen(tokens, y),
+        per_second=-theil_sen(at, y) if per_second is None else per_second,
+    )
+
+
+def _growth(
+    ready: Window,
+    points: tuple[Window, ...],
+    looked_at: tuple[Window, ...],
+    x: Floats,
+    y: Floats,
+    level: Floats,
+    steps: int,
+    threshold: float,
+) -> Trend:
+    """Growth or fill, with slopes; `level` is `y` without the `steps` that are apart from the trend."""
+    shaped = _shaped_fill(level, threshold)
+    if steps and not _declines(x, level, threshold) and falls_since_rise(level, threshold)[0] < FALLS - 1:
+        level, shaped = y, None  # the steps are nearly all there is: they are the growth
+    at = np.array([point.at for point in looked_at], dtype=np.float64)
+    slope, per_second = -theil_sen(x, level), -theil_sen(at, level)
+    if slope <= 0.0:  # most pairs lie on plateaus
+        slope = max(0.0, float(level[0] - level[-1]) / max(1.0, float(x[-1] - x[0])))
+    if per_second <= 0.0:
+        per_second = slope * float(x[-1] - x[0]) / max(1e-9, float(at[-1] - at[0]))
+    fill = _owned_fill(looked_at, x, y, threshold) or shaped
+    kind = TrendClass.GROWTH if fill is None else TrendClass.FILL
+    return Trend(ready, points, kind, slope, per_second, agreement(x, level, -slope), fill)
+
+
+def _known(points: tuple[Window, ...]) -> bool:
+    return None not in [point.own for point in points]
+
+
+def _finished(point: Window) -> int:
+    return point.finished
 
 
 def _series(points: tuple[Window, ...], known: bool) -> Floats:
@@ -160,14 +204,27 @@ def _declines(x: Floats, y: Floats, threshold: float) -> bool:
     n = len(y)
     if n < 7:
         return False
+    third = n // 3
+    if median(y[:third]) - median(y[-third:]) < 0.25 * threshold:
+        return False  # cheap, and true of nearly every series that does not fall
     surest = (n * (n - 1) / 2 - 1) / (n * (n - 1) * (2 * n + 5) / 18) ** 0.5
     if mann_kendall(y) > -min(4.0, 0.97 * surest):
         return False
     return -theil_sen(x, y) * float(x[-1] - x[0]) >= max(2.0 * GRANULE, threshold)
 
 
-def _per_second(points: tuple[Window, ...], y: Floats) -> float:
-    return -theil_sen(np.array([point.at for point in points], dtype=np.float64), y)
+def _goes_on(points: tuple[Window, ...], x: Floats, every: Floats, level: Floats, threshold: float) -> bool:
+    """A fall too slow for 64 requests to show, as with many streams they are 8 windows: more windows show it.
+
+    It counts only while the last 64 requests fall as fast as the longer series does.
+    """
+    if len(points) < 2 * len(x):
+        return False
+    longer, _ = without_steps(every, threshold, FALLS - 1)
+    finished = np.array([point.finished for point in points], dtype=np.float64)
+    if not _declines(finished, longer, threshold):
+        return False
+    return 0.5 <= theil_sen(x, level) / theil_sen(finished, longer) <= 2.0
 
 
 def _owned_fill(points: tuple[Window, ...], x: Floats, y: Floats, threshold: float) -> Fill | None:
@@ -178,7 +235,8 @@ def _owned_fill(points: tuple[Window, ...], x: Floats, y: Floats, threshold: flo
     if not any(gain > threshold / 2 for gain in held.values()):
         return None
     rest = y + np.array([sum(owner.held for owner in point.capped) for point in points], dtype=np.float64)
-    if falls_since_rise(rest, threshold)[0] >= FALLS or _declines(x, rest, threshold):
+    beside, _ = without_steps(rest, threshold, FALLS - 1)
+    if falls_since_rise(rest, threshold)[0] >= FALLS or _declines(x, beside, threshold):
         return None
     remaining = sum(owner.cap - owner.held for owner in points[-1].capped if held[owner.owner] > 0)
     return Fill(max(held, key=lambda owner: held[owner]), float(remaining))

@@ -30,9 +30,14 @@ class Watch:
     policy: PolicyState
 
 
-def at_ready(readings: tuple[Reading, ...], floors: tuple[Floors, ...], before: Watch | None = None) -> Watch:
+def at_ready(
+    readings: tuple[Reading, ...],
+    floors: tuple[Floors, ...],
+    holdings: tuple[Holdings, ...],
+    before: Watch | None = None,
+) -> Watch:
     """Everything anew with a new engine; `before` hands over what the policy must not forget."""
-    devices = tuple(_begin(reading, own) for reading, own in zip(readings, floors, strict=True))
+    devices = tuple(map(_begin, readings, floors, holdings))
     if before is None or not readings:
         return Watch(devices, start(len(devices)))
     idle = tuple(reading.free for reading in readings)
@@ -101,12 +106,12 @@ def with_policy(watch: Watch, policy: PolicyState) -> Watch:
     return replace(watch, policy=policy)
 
 
-def _begin(reading: Reading, floors: Floors) -> DeviceWatch:
-    ready = Window(reading.at, 0, 0, reading.free, reading.own)
+def _begin(reading: Reading, floors: Floors, holdings: Holdings) -> DeviceWatch:
+    ready = Window(reading.at, 0, 0, reading.free, reading.own, holdings.capped)
     return DeviceWatch(floors, opened(reading.at, Work(0, 0, 0, boundary=True), ready), begin(ready))
 
 
 def _taken_by_others(trend: Trend, known: Window, foreign: int | None) -> bool:
     """Free memory fell while own bytes did not: others hold at least half of what is missing, and enough to matter."""
-    missing = trend.points[0].free - known.free
+    missing = trend.ready.free - known.free
     return foreign is not None and missing > 0 and foreign >= max(16 * MIB, missing // 2)

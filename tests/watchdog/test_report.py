@@ -45,7 +45,7 @@ def replay(values: list[int], baseline: int, mode: Mode = "dry-run", streams: in
     """Six samples a request of 90 s: at rest, four inside it (dips between the boundaries), one at its end."""
     config = WatchdogConfig(mode=mode)
     floors = floors_of(baseline * MIB, RESERVE)
-    watch: Watch = at_ready((reading(0.0, values[0]),), (floors,))
+    watch: Watch = at_ready((reading(0.0, values[0]),), (floors,), (Holdings(1),))
     moments: list[Moment] = []
     for request in range(1, len(values)):
         for sample in range(6):

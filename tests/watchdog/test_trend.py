@@ -7,7 +7,7 @@ import pytest
 
 from watchdog.idle_floor import Window
 from watchdog.snapshot import MIB, CappedOwner
-from watchdog.trend import Trend, TrendClass, begin, bytes_per_1k_tokens, extend, forecast, foreign_bytes
+from watchdog.trend import Trend, TrendClass, begin, extend, forecast, foreign_bytes, slopes
 
 TOTAL = 16 * 1024
 
@@ -76,7 +76,10 @@ def test_growth(known: bool, per_window: int) -> None:
     assert trends[-1].bytes_per_request == pytest.approx(4 * MIB)
     assert trends[-1].bytes_per_second == pytest.approx(4 * MIB / 90)
     assert trends[-1].confidence == 1.0
-    assert bytes_per_1k_tokens(trends[-1]) == pytest.approx(4 * MIB)
+    shown = slopes(trends[-1])
+    assert shown is not None
+    assert shown.per_1k_tokens == pytest.approx(4 * MIB)
+    assert shown.per_request == trends[-1].bytes_per_request
 
 
 def test_growth_in_noise_larger_than_its_slope() -> None:
