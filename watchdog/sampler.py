@@ -188,7 +188,7 @@ class Sampler:
         parts = seat.parts
         if parts.source == "none":
             return reading
-        return replace(reading, own=parts.own, other=parts.other, own_source=parts.source)
+        return _with(reading, parts)
 
     def _list_due(self, device: int, seat: _Seat, reading: Reading) -> bool:
         if seat.listed_at is None:
@@ -203,6 +203,21 @@ class Sampler:
         if holders is not None and not ours.pids.isdisjoint(holders):
             self._seen = True
         return split(ours, holders, used, seen=self._seen)
+
+
+def _with(reading: Reading, parts: Split) -> Reading:
+    """dataclasses.replace, at a third of its price: this is most of what a sample costs."""
+    return Reading(
+        reading.at,
+        reading.total,
+        reading.free,
+        reading.used,
+        reading.reserved,
+        parts.own,
+        parts.other,
+        reading.source,
+        parts.source,
+    )
 
 
 def _shown(last: DeviceSnapshot, at: float, took: float, reading: Reading | None, error: str | None) -> DeviceSnapshot:

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from watchdog.snapshot import MIB, Reading
 from watchdog.source import Card, Holders, SourceError
 
@@ -48,15 +51,16 @@ class SimulatedSource:
 
     def __init__(self, path: Path, loss: Loss | None = None) -> None:
         """Raises SourceError when there are no simulated cards at this path."""
-        self._map, self._writes = _mapped(path)
-        self._words = memoryview(self._map).cast("Q")
+        words, self._writes = _mapped(path)
+        self._header = words[:DEVICES_AT]
+        self._devices = words[DEVICES_AT:ROWS_AT].reshape(MOST_DEVICES, DEVICE_WORDS)
+        self._rows = words[ROWS_AT:].reshape(MOST_ROWS, ROW_WORDS)
         self._first_seen_dead: dict[tuple[int, int], int] = {}
-        if self._words[0] != MAGIC:
-            self.close()
+        if self._header[0] != MAGIC:
             raise SourceError(f"{path}: holds no simulated cards")
         self.cards = tuple(
             Card(f"SIMULATED-{device}", f"simulated {self._card(device)[0] // MIB} MiB")
-            for device in range(self._words[1])
+            for device in range(int(self._header[1]))
         )
         self._loss = loss
         self._lost_until: float | None = None
@@ -70,28 +74,23 @@ class SimulatedSource:
         if self._is_lost(device, at):
             raise SourceError("simulated: NVML is lost")
         total, reserved = self._card(device)
-        if device >= self._words[1] or not 0 <= reserved <= total or total == 0:
+        if device >= self._header[1] or not 0 <= reserved <= total or total == 0:
             raise SourceError(f"simulated: card {device} is gone")
-        held = min(total - reserved, sum(row.held for row in self.rows(device)))
+        held = min(total - reserved, sum(words[HELD] for words in self._counting(device)))
         return Reading(at, total, free=total - reserved - held, used=held, reserved=reserved, source="simulated")
 
     def holders(self, device: int) -> Holders:
         held: dict[int, int | None] = {}
-        for row in self.rows(device):
-            held[row.pid] = (held.get(row.pid) or 0) + row.held
+        for words in self._counting(device):
+            held[words[PID]] = (held.get(words[PID]) or 0) + words[HELD]
         return held
 
     def rows(self, device: int) -> list[Row]:
         """The rows of a device that count, of all processes."""
-        return [
-            Row(words[PID], device, _text(words), words[HELD])
-            for at, words in self._taken()
-            if words[DEVICE] == device and self._counts(at, words)
-        ]
+        return [Row(words[PID], device, _text(words), words[HELD]) for words in self._counting(device)]
 
     def close(self) -> None:
-        self._words.release()
-        self._map.close()
+        """The mapping goes with the last reference to it."""
 
     def _is_lost(self, device: int, at: float) -> bool:
         if self._loss is None or self._lost_until is None or at >= self._lost_until:
@@ -99,31 +98,34 @@ class SimulatedSource:
         return self._loss.device in (None, device)
 
     def _card(self, device: int) -> tuple[int, int]:
-        at = DEVICES_AT + device * DEVICE_WORDS
-        return self._words[at], self._words[at + 1]
+        total, reserved = self._devices[device].tolist()
+        return total, reserved
 
-    def _taken(self) -> Iterator[tuple[int, list[int]]]:
-        """(place in the file, words) of each row that is not empty."""
-        pids = self._words[ROWS_AT::ROW_WORDS].tolist()
-        for row, pid in enumerate(pids):
-            if pid:
-                at = ROWS_AT + row * ROW_WORDS
-                yield at, self._words[at : at + ROW_WORDS].tolist()
+    def _counting(self, device: int) -> Iterator[list[int]]:
+        """The words of each row of a device that counts."""
+        rows = self._rows
+        alive: dict[tuple[int, int], bool] = {}
+        for row in np.flatnonzero((rows[:, PID] != 0) & (rows[:, DEVICE] == device)):
+            words = rows[row].tolist()
+            process = (words[PID], words[STARTED])
+            if process not in alive:
+                alive[process] = _started(process[0]) == process[1]
+            if alive[process] or self._still_counts(rows[row], words):
+                yield words
 
-    def _counts(self, at: int, words: list[int]) -> bool:
+    def _still_counts(self, row: npt.NDArray[np.uint64], words: list[int]) -> bool:
+        """Whether the row of a dead process does; found dead for the first time, it is marked."""
         process = (words[PID], words[STARTED])
-        if _started(words[PID]) == words[STARTED]:
-            return True
         died, now = words[DIED], time.monotonic_ns()
         if died == 0:
             died = self._first_seen_dead.setdefault(process, now)
-            if self._writes and (self._words[at + PID], self._words[at + STARTED]) == process:
-                self._words[at + DIED] = died
-        return now - died < self._words[2]
+            if self._writes and (row[PID], row[STARTED]) == process:
+                row[DIED] = died
+        return now - died < int(self._header[2])
 
 
-def _mapped(path: Path) -> tuple[mmap.mmap, bool]:
-    """(the file, whether it may be written)."""
+def _mapped(path: Path) -> tuple[npt.NDArray[np.uint64], bool]:
+    """(the file as words, whether they may be written)."""
     for flags, access in ((os.O_RDWR, mmap.ACCESS_WRITE), (os.O_RDONLY, mmap.ACCESS_READ)):
         try:
             file = os.open(path, flags | os.O_CLOEXEC)
@@ -134,7 +136,7 @@ def _mapped(path: Path) -> tuple[mmap.mmap, bool]:
         try:
             if os.fstat(file).st_size != SIZE:
                 raise SourceError(f"{path}: holds no simulated cards")
-            return mmap.mmap(file, SIZE, access=access), access == mmap.ACCESS_WRITE
+            return np.frombuffer(mmap.mmap(file, SIZE, access=access), "<u8"), access == mmap.ACCESS_WRITE
         finally:
             os.close(file)
     raise SourceError(f"{path}: may not be read")
