@@ -196,7 +196,7 @@ def _series(points: tuple[Window, ...], known: bool) -> Floats:
 
 def _doubt(n: int) -> float:
     """Least fall that counts while too few points are there to know the noise."""
-    return max(0.0, (9 - n) * 4.0 * MIB)
+    return max(0.0, (16 - n) * 1.5 * MIB)
 
 
 def _declines(x: Floats, y: Floats, threshold: float) -> bool:
@@ -228,7 +228,7 @@ def _goes_on(points: tuple[Window, ...], x: Floats, every: Floats, level: Floats
 
 
 def _owned_fill(points: tuple[Window, ...], x: Floats, y: Floats, threshold: float) -> Fill | None:
-    """The fall is a fill if nothing is left of it once the growth of capped owners is taken out."""
+    """The fall is a fill if once the growth of capped owners is taken out no growth is left, or under a fifth of it."""
     held: dict[str, int] = {owner.owner: -owner.held for owner in points[0].capped}
     for owner in points[-1].capped:
         held[owner.owner] = held.get(owner.owner, 0) + owner.held
@@ -236,7 +236,8 @@ def _owned_fill(points: tuple[Window, ...], x: Floats, y: Floats, threshold: flo
         return None
     rest = y + np.array([sum(owner.held for owner in point.capped) for point in points], dtype=np.float64)
     beside, _ = without_steps(rest, threshold, FALLS - 1)
-    if falls_since_rise(rest, threshold)[0] >= FALLS or _declines(x, beside, threshold):
+    grows = falls_since_rise(rest, threshold)[0] >= FALLS or _declines(x, beside, threshold)
+    if grows and theil_sen(x, rest) < 0.2 * theil_sen(x, y):
         return None
     remaining = sum(owner.cap - owner.held for owner in points[-1].capped if held[owner.owner] > 0)
     return Fill(max(held, key=lambda owner: held[owner]), float(remaining))

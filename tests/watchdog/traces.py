@@ -175,7 +175,7 @@ class _Replay:
                 self.at += gap * rng.uniform(0.5, 1.5)
                 between = sample == 0 and trace.streams == 1
                 dipped = not between and rng.random() < trace.dip_share
-                boundary = not dipped or rng.random() < 0.3
+                boundary = not dipped or rng.random() < 0.1
                 self._sample(done, dipped, boundary, running=0 if between else trace.streams)
         return self.result
 
