@@ -96,6 +96,10 @@ class Sampler:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def now(self) -> float:
+        """The clock of all readings."""
+        return self._clock()
+
     def snapshot(self) -> Snapshot:
         """The latest snapshot. A device inside a call that has taken too long is shown as failing."""
         shown, call = self._shown, self._call
