@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -61,6 +61,11 @@ def _reading(value: Callable[[Reading], Value]) -> Callable[[Scrape], Series]:
 
 def _slope(value: Callable[[Slopes], float]) -> Callable[[Scrape], Series]:
     return _each(lambda device: None if device.slopes is None else value(device.slopes))
+
+
+def _if_requests(read: Callable[[Scrape], Series]) -> Callable[[Scrape], Series]:
+    """Nothing per request where no requests are seen."""
+    return lambda scrape: read(scrape) if scrape.status.requests else ()
 
 
 def _counted(
@@ -137,7 +142,7 @@ MEMORY = (
     _device(
         "growth_bytes_per_request",
         "Robust slope of used memory; above 0 room shrinks",
-        _slope(lambda slopes: slopes.per_request),
+        _if_requests(_slope(lambda slopes: slopes.per_request)),
     ),
     _device(
         "growth_bytes_per_second",
@@ -157,7 +162,7 @@ MEMORY = (
     _device(
         "exhaustion_forecast_requests",
         "Until the reload floor is reached",
-        _each(lambda device: _ahead(device, "requests")),
+        _if_requests(_each(lambda device: _ahead(device, "requests"))),
     ),
 )
 
@@ -292,6 +297,15 @@ def alone(status: Callable[[], Status], counts: Counts) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(WatchdogCollector(status, counts))
     return registry
+
+
+def expose(registry: CollectorRegistry, host: str, port: int) -> int:
+    """Answer scrapes at http://host:port/metrics for as long as the process lives; the port, which 0 leaves open.
+
+    Raises OSError when the address cannot be had.
+    """
+    server, _ = start_http_server(port, host, registry)
+    return server.server_port
 
 
 def _family(row: Row, known: list[tuple[Labels, float | Histogram]]) -> Metric:

@@ -54,6 +54,8 @@ class Status:
     wall: float
     devices: tuple[DeviceStatus, ...] = ()
     reloading: bool = False
+    requests: bool = True
+    """Whether requests are seen; a watchdog without a service sees none, and says nothing per request."""
 
 
 def accounted(ledger: Mapping[str, int], reading: Reading | None) -> dict[str, int]:
@@ -70,34 +72,43 @@ def drift(reading: Reading | None, ledger: Mapping[str, int], ready: Reading, he
     return reading.free - ready.free + sum(ledger.values()) - held_at_ready
 
 
-def as_json(status: DeviceStatus, at: float) -> dict[str, Any]:
-    """A device at `at` as /admin/vram shows it: byte counts are plain integers, unknown is null."""
-    reading, floors, slopes, forecast = status.reading, status.floors, status.slopes, status.forecast
+def as_json(status: Status) -> list[dict[str, Any]]:
+    """The devices as /admin/vram shows them: byte counts are plain integers, unknown is null."""
+    return [_device(device, status) for device in status.devices]
+
+
+def _device(device: DeviceStatus, status: Status) -> dict[str, Any]:
+    reading, floors = device.reading, device.floors
     return {
-        "device": status.device,
-        "uuid": status.uuid,
-        "name": status.name,
-        "stages": None if status.stages is None else list(status.stages),
+        "device": device.device,
+        "uuid": device.uuid,
+        "name": device.name,
+        "stages": None if device.stages is None else list(device.stages),
         **{name: getattr(reading, name, None) for name in ("total", "free", "used", "reserved", "own", "other")},
         "own_source": reading.own_source if reading else "none",
         "source": reading.source if reading else None,
-        "age_seconds": status.health.age(at),
-        "error": status.health.error,
-        "idle_free": status.idle_free,
-        "baseline_free": status.baseline_free,
+        "age_seconds": device.health.age(status.at),
+        "error": device.health.error,
+        "idle_free": device.idle_free,
+        "baseline_free": device.baseline_free,
         "floors": {name: getattr(floors, name, None) for name in ("warn", "trim", "reload")},
-        "ledger": dict(status.ledger),
-        "drift": status.drift,
-        "state": status.state.value,
-        "reason": status.reason,
+        "ledger": dict(device.ledger),
+        "drift": device.drift,
+        "state": device.state.value,
+        "reason": device.reason,
         "tight": None if floors is None else floors.tight,
-        "trend": {
-            "class": status.kind.value,
-            "bytes_per_request": slopes.per_request if slopes else None,
-            "bytes_per_1k_prompt_tokens": slopes.per_1k_tokens if slopes else None,
-            "bytes_per_second": slopes.per_second if slopes else None,
-            "confidence": status.confidence,
-            "forecast_seconds": forecast.seconds if forecast else None,
-            "forecast_requests": forecast.requests if forecast else None,
-        },
+        "trend": _trend(device, requests=status.requests),
+    }
+
+
+def _trend(device: DeviceStatus, *, requests: bool) -> dict[str, Any]:
+    slopes, forecast = device.slopes, device.forecast
+    return {
+        "class": device.kind.value,
+        "bytes_per_request": slopes.per_request if slopes and requests else None,
+        "bytes_per_1k_prompt_tokens": slopes.per_1k_tokens if slopes and requests else None,
+        "bytes_per_second": slopes.per_second if slopes else None,
+        "confidence": device.confidence,
+        "forecast_seconds": forecast.seconds if forecast else None,
+        "forecast_requests": forecast.requests if forecast and requests else None,
     }

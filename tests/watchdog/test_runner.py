@@ -137,7 +137,7 @@ def test_a_blind_device_is_not_acted_on_and_the_other_is_watched(bench: Bench) -
     status = bench.status()
     assert (status.reading, status.idle_free, status.forecast) == (None, None, None)
     assert status.floors is not None, "what was told at ready remains"
-    row = as_json(status, bench.source.now)
+    row = as_json(bench.runner.status(bench.source.now, 0.0))[1]
     assert (row["free"], row["state"], row["error"], row["age_seconds"]) == (None, "blind", "lost", 10.0)
     bench.source.broken.clear()
     bench.source.free[1] = 480 * MIB
