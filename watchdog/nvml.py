@@ -110,6 +110,11 @@ class NvmlSource:
         """Version of the driver. Raises SourceError."""
         return str(_ask(pynvml.nvmlSystemGetDriverVersion))
 
+    def cuda(self) -> tuple[int, int]:
+        """Newest CUDA that the driver can run, major and minor. Raises SourceError."""
+        version = int(_ask(pynvml.nvmlSystemGetCudaDriverVersion))
+        return version // 1000, version % 1000 // 10
+
     def read(self, device: int, at: float) -> Reading:
         card = self._cards[device]
         self._revive(at)

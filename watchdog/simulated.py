@@ -105,8 +105,8 @@ class SimulatedSource:
         """The words of each row of a device that counts."""
         rows = self._rows
         alive: dict[tuple[int, int], bool] = {}
-        for row in np.flatnonzero((rows[:, PID] != 0) & (rows[:, DEVICE] == device)):
-            words = rows[row].tolist()
+        taken = np.flatnonzero((rows[:, PID] != 0) & (rows[:, DEVICE] == device))
+        for row, words in zip(taken, rows[taken].tolist(), strict=True):
             process = (words[PID], words[STARTED])
             if process not in alive:
                 alive[process] = _started(process[0]) == process[1]

@@ -73,6 +73,7 @@ def the_v2_figures_are_read_as_they_are() -> None:
     assert source.cards[0].name == "NVIDIA H200"
     assert source.cards[0].bus_id == "00000000:01:00.0"
     assert source.driver() == "580.159.01"
+    assert source.cuda() == (13, 2)
     source.close()
 
 
