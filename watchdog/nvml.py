@@ -10,14 +10,14 @@ NVML calls take microseconds and some hold a lock of the whole driver, so one th
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
+from watchdog.runtime import Figures, runtime_reading
 from watchdog.snapshot import Reading
-from watchdog.source import Card, Holders, SourceError
+from watchdog.source import Card, Holders, SourceError, sane
 
 LONGEST_PAUSE_S = 60.0
 
@@ -58,18 +58,6 @@ class NvmlError(SourceError):
         super().__init__(f"NVML: {call.removeprefix('nvml')}: {text}" + (f" ({mend})" if mend else ""))
         self.code = code
 
-
-@dataclass(frozen=True, slots=True)
-class RuntimeFigure:
-    """The CUDA runtime's own idea of a device, as the engine told it, in bytes."""
-
-    at: float
-    total: int
-    free: int
-
-
-Figures = Callable[[str], RuntimeFigure | None]
-"""The latest figure of a device by UUID."""
 
 Route = Callable[[Any, str, float], Reading]
 
@@ -208,30 +196,6 @@ class NvmlSource:
         return runtime_reading(self._figures(uuid), at)
 
 
-class RuntimeSource:
-    """For a machine on which NVML never worked: the cards as the engine named them, with the runtime's figures."""
-
-    def __init__(self, cards: Sequence[Card], figures: Figures) -> None:
-        self.cards = tuple(cards)
-        self._figures = figures
-
-    def read(self, device: int, at: float) -> Reading:
-        return runtime_reading(self._figures(self.cards[device].uuid), at)
-
-    def holders(self, device: int) -> None:
-        return None
-
-    def close(self) -> None:
-        """Holds nothing."""
-
-
-def runtime_reading(figure: RuntimeFigure | None, at: float) -> Reading:
-    """Raises SourceError for a figure that is missing or older than 5 s."""
-    if figure is None or at - figure.at > 5.0:
-        raise SourceError("runtime: the engine has told no memory figure of late")
-    return _sane(lambda: Reading(at, figure.total, figure.free, source="runtime"))
-
-
 def _ask(call: Callable[..., Any], *arguments: Any, default: Any = ..., unless: frozenset[int] = ABSENT) -> Any:
     """What a call of pynvml answers; `default`, if given, for an error code in `unless`. Else raises NvmlError."""
     try:
@@ -266,31 +230,24 @@ def _instances(handle: Any, card: Card) -> Iterator[tuple[Card, Any]]:
 
 def _read_v2(handle: Any, uuid: str, at: float) -> Reading:
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    return _sane(lambda: Reading(at, memory.total, memory.free, memory.used, memory.reserved))
+    return sane(lambda: Reading(at, memory.total, memory.free, memory.used, memory.reserved))
 
 
 def _read_v1(handle: Any, uuid: str, at: float) -> Reading:
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if memory.used + memory.free != memory.total:
         raise SourceError(f"NVML: used + free = {memory.used + memory.free} bytes, but total = {memory.total}")
-    return _sane(lambda: Reading(at, memory.total, memory.free, source="nvml_v1"))
+    return sane(lambda: Reading(at, memory.total, memory.free, source="nvml_v1"))
 
 
 def _read_system(handle: Any, uuid: str, at: float) -> Reading:
     _ask(pynvml.nvmlDeviceGetUUID, handle)  # the card must still be there
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total, free = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    return _sane(lambda: Reading(at, total, free, source="system"))
+    return sane(lambda: Reading(at, total, free, source="system"))
 
 
 def _shares_memory(handle: Any) -> bool:
     name = str(_ask(pynvml.nvmlDeviceGetName, handle))
     mode = _ask(pynvml.nvmlDeviceGetAddressingMode, handle, default=None)
     return bool(name.endswith("(nvgpu)") or mode == pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS)
-
-
-def _sane(reading: Callable[[], Reading]) -> Reading:
-    try:
-        return reading()
-    except ValueError as error:
-        raise SourceError(f"a reading that is none: {error}") from error

@@ -73,7 +73,7 @@ class Sampler:
         ]
         self._shown = Snapshot(0, clock(), tuple(seat.shown for seat in self._seats))
         self._paces: dict[int, Pace] = {}
-        self._ours, self._seen = UNKNOWN, False
+        self._ours = self._seen = UNKNOWN
         self._list_asked = self._lowest_asked = False
         self._call: tuple[int, float] | None = None
         self._wake = threading.Event()
@@ -119,7 +119,7 @@ class Sampler:
     def attribute(self, ours: Ours) -> None:
         """From the next sample on these processes are our own."""
         if ours != self._ours:
-            self._ours, self._seen = ours, False
+            self._ours = ours
             self.request(processes=True)
 
     def keep_pace(self, device: int, pace: Pace) -> None:
@@ -205,8 +205,8 @@ class Sampler:
     def _split(self, holders: Holders | None, used: int | None) -> Split:
         ours = self._ours
         if holders is not None and not ours.pids.isdisjoint(holders):
-            self._seen = True
-        return split(ours, holders, used, seen=self._seen)
+            self._seen = ours
+        return split(ours, holders, used, seen=self._seen is ours)
 
 
 def _with(reading: Reading, parts: Split) -> Reading:

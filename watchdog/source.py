@@ -1,6 +1,6 @@
 """Where readings come from. A source knows its cards and reads one at a time; it is used by one thread only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,3 +40,11 @@ class Source(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def sane(reading: Callable[[], Reading]) -> Reading:
+    """The reading, if it is one. Raises SourceError for figures that cannot be."""
+    try:
+        return reading()
+    except ValueError as error:
+        raise SourceError(f"a reading that is none: {error}") from error

@@ -15,7 +15,8 @@ import traceback
 import pytest
 
 from watchdog.attribution import Ours
-from watchdog.nvml import NvmlSource, RuntimeFigure
+from watchdog.nvml import NvmlSource
+from watchdog.runtime import RuntimeFigure
 from watchdog.sampler import Sampler
 from watchdog.snapshot import GIB, MIB
 from watchdog.source import SourceError
