@@ -99,6 +99,25 @@ def test_own_bytes_are_carried_between_looks_at_the_process_list(source: Scripte
     assert source.lists[0] == 2
 
 
+def test_a_process_that_was_listed_and_is_gone_holds_nothing_but_a_new_one_is_unknown(
+    source: Scripted, sampler: Sampler
+) -> None:
+    def own() -> int | None:
+        sampler.request(processes=True)
+        reading = sampler.sample().devices[0].reading
+        assert reading is not None
+        return reading.own
+
+    sampler.attribute(Ours(frozenset({5}), "nvml"))
+    assert own() is None, "it may be there under another number"
+    source.held = {5: GIB, 9: GIB}
+    assert own() == GIB
+    source.held = {9: GIB}
+    assert own() == 0
+    sampler.attribute(Ours(frozenset({6}), "nvml"))
+    assert own() is None
+
+
 def test_the_list_is_read_on_request_and_when_memory_moves(source: Scripted, sampler: Sampler) -> None:
     sampler.sample()
     sampler.request(processes=True)
@@ -168,6 +187,8 @@ def test_the_thread_publishes_wakes_on_request_and_closes_its_source(source: Scr
     until(lambda: len(published) >= 2)
     assert [snapshot.sequence for snapshot in published[:2]] == [1, 2]
     assert published[1].at - published[0].at < SLOWEST_S, "it did not wait its second out"
+    time.sleep(0.2)
+    assert len(published) <= 3, "and asked once it samples once"
     assert sampler.stop()
     assert source.closed_by == "vram-sampler", "whoever calls the source closes it"
     assert "vram-sampler" not in {thread.name for thread in threading.enumerate()}

@@ -75,6 +75,15 @@ def test_with_a_process_a_neighbour_is_told_from_a_loss() -> None:
     assert status.reading.own == 10 * GIB
 
 
+def test_children_that_come_later_count_with_their_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("watchdog.standalone.family", lambda pid: frozenset({pid}))
+    bench = Bench(pid=7)
+    bench.source.held = {7: GIB, 8: 3 * GIB}
+    assert bench.after(20).reading.own == GIB
+    monkeypatch.setattr("watchdog.standalone.family", lambda pid: frozenset({pid, 8}))
+    assert bench.after(20).reading.own == 4 * GIB
+
+
 def test_low_memory_and_blindness_are_told_once() -> None:
     bench = Bench()
     bench.after(60, free=480 * MIB)
