@@ -13,6 +13,8 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from app.settings import SETTINGS, SettingInfo, flag, load_settings, variable
 from engine.errors import ConfigError, DoesNotFit, EngineError, LoadRefused, ModelFileError
+from watchdog.command import add_arguments as add_watch_arguments
+from watchdog.command import run as run_watch
 
 BAD_INPUT = 2
 INTERNAL = 1
@@ -71,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure the speed of this installation")
     bench.add_argument("names", nargs="*", help="benchmarks to run; all without one")
     bench.set_defaults(run=_bench)
+    watch = commands.add_parser("watch", help="watch the memory of this machine's devices, whatever engine runs")
+    add_watch_arguments(watch)
+    watch.set_defaults(run=_watch)
+    doctor = commands.add_parser("doctor", help="say what serving here needs and lacks")
+    for name in ("model", "cache_dir"):
+        _setting(doctor, SETTINGS[name])
+    doctor.set_defaults(run=_doctor)
     warm = commands.add_parser("warm", help="compile the CPU kernels into the cache folder")
     _setting(warm, SETTINGS["cache_dir"])
     warm.set_defaults(run=_warm)
@@ -170,6 +179,16 @@ def _bench(arguments: argparse.Namespace, began: float) -> int:
     from app.commands import bench
 
     return bench(arguments.names)
+
+
+def _watch(arguments: argparse.Namespace, began: float) -> int:
+    return run_watch(arguments)
+
+
+def _doctor(arguments: argparse.Namespace, began: float) -> int:
+    from app.doctor import doctor
+
+    return doctor(load_settings(_given(arguments)), sys.stdout)
 
 
 def _warm(arguments: argparse.Namespace, began: float) -> int:

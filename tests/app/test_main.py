@@ -104,3 +104,12 @@ def test_warm_and_bench(capfd: pytest.CaptureFixture[str]) -> None:
     assert "kernels" in capfd.readouterr().out
     assert main(["bench", "nonsense"]) == 2
     assert "ullage bench: nonsense: there are " in capfd.readouterr().err
+
+
+def test_watch_and_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["watch", "--simulated", str(tmp_path / "none"), "--json"]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert main(["doctor", "--model", str(tmp_path / "none.gguf"), "--cache-dir", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert [text.split()[0] for text in told.out.splitlines()] == ["driver", "NVML", "CuPy", "caches", "model"]
