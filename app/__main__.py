@@ -171,8 +171,9 @@ def _perplexity(arguments: argparse.Namespace, began: float) -> int:
 def _plan(arguments: argparse.Namespace, began: float) -> int:
     from app.plan_command import PlanFlags, plan
 
-    given = {name: value for name, value in vars(arguments).items() if name in PlanFlags.__dataclass_fields__}
-    return plan(load_settings(_given(arguments)), PlanFlags(**given))
+    own = {name: value for name, value in vars(arguments).items() if name in PlanFlags.__dataclass_fields__}
+    others = {name: value for name, value in _given(arguments).items() if name not in own}
+    return plan(load_settings(others), PlanFlags(**own))
 
 
 def _bench(arguments: argparse.Namespace, began: float) -> int:

@@ -17,13 +17,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from app.watchdog_settings import WatchdogSettings
+from app.watchdog_settings import check as check_watchdog
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
 ENV_PREFIX = "ULLAGE_"
 CONFIG_VARIABLE = "ULLAGE_CONFIG"
-NOT_SETTINGS = {CONFIG_VARIABLE, "ULLAGE_CI"}
-"""Variables of our prefix that are read elsewhere: the path of the TOML file, and the tests' own switch."""
+ALLOW_FAULTS = "ULLAGE_ALLOW_FAULTS"
+NOT_SETTINGS = {CONFIG_VARIABLE, ALLOW_FAULTS, "ULLAGE_CI"}
+"""Variables of our prefix that are no settings: the path of the TOML file, a permission, the tests' own switch."""
+
+SIMULATED_GPUS = "simulated-gpus"
+"""The file in the state folder that stands for the cards of --simulate-gpus."""
 
 SERVICE_LINK_NAME = re.compile(
     r"ULLAGE(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -39,7 +45,7 @@ Positive = Annotated[int, Meta(ge=1, le=1 << 40)]
 PortNumber = Annotated[int, Meta(ge=0, le=65535)]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(WatchdogSettings, frozen=True, kw_only=True):
     """All settings of `ullage serve`. `None` means: chosen at start from the model and the machine."""
 
     model: Annotated[str | None, Meta(description="path of the GGUF file; else the demo model is fetched")] = None
@@ -114,7 +120,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             prefill_chunk_idle=max(chunk, IDLE_PREFILL_CHUNK),
             prefill_chunk_fixed=self.prefill_chunk == "fixed",
             threads=self.threads,
+            simulated_gpus=None if self.simulate_gpus is None else str(self.simulated_gpus),
+            **self.device_config(),
         )
+
+    @property
+    def simulated_gpus(self) -> Path:
+        """Where simulated cards are, if there are any."""
+        return Path(self.state_dir) / SIMULATED_GPUS
 
     def model_id(self, model_path: str) -> str:
         return self.model_name or Path(model_path).name.removesuffix(".gguf")
@@ -125,9 +138,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return "unset"
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 class SettingInfo(msgspec.Struct, frozen=True):
@@ -154,8 +167,9 @@ def _describe(name: str, annotated: Any, default: Any) -> SettingInfo:
 
 
 _HINTS = typing.get_type_hints(Settings, include_extras=True)
+_FIELDS = sorted(msgspec.structs.fields(Settings), key=lambda field: field.name in WatchdogSettings.__struct_fields__)
 SETTINGS: Mapping[str, SettingInfo] = {
-    field.name: _describe(field.name, _HINTS[field.name], field.default) for field in msgspec.structs.fields(Settings)
+    field.name: _describe(field.name, _HINTS[field.name], field.default) for field in _FIELDS
 }
 
 
@@ -176,6 +190,7 @@ def load_settings(
         values[name] = _convert(SETTINGS[name], given, flag(name))
     settings = Settings(**_with_folders(values, environ))
     _check(settings)
+    check_watchdog(settings, faults_allowed=environ.get(ALLOW_FAULTS) == "1")
     return settings
 
 
@@ -212,8 +227,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def _convert(info: SettingInfo, given: Any, written: str) -> Any:
     """`given` as the setting's type; text (from flags and variables) is read, TOML values must be of the type."""
     is_text = isinstance(given, str)
-    if is_text and isinstance(info.default, tuple):
-        given = [part.strip() for part in given.split(",") if part.strip()]
+    words, takes_several = _parts(info.kind)
+    if takes_several and given not in words:
+        given = [part.strip() for part in given.split(",") if part.strip()] if is_text else given
+        given = [given] if isinstance(given, int) else given
     if is_text and not given:
         raise ConfigError(f"{written}: is empty")
     try:
@@ -225,16 +242,24 @@ def _convert(info: SettingInfo, given: Any, written: str) -> Any:
     return value
 
 
+def _parts(kind: Any) -> tuple[list[str], bool]:
+    """(the words that a setting of this kind may be, whether it may be several values joined by commas)."""
+    parts = (kind, *typing.get_args(kind))
+    words = [word for part in parts if typing.get_origin(part) is Literal for word in typing.get_args(part)]
+    return words, any(typing.get_origin(part) is tuple for part in parts)
+
+
 def _wanted(info: SettingInfo, problem: str) -> str:
     """msgspec's complaint in a user's words: `expected a whole number <= 65535`."""
+    words, _ = _parts(info.kind)
     if problem.startswith("Invalid enum"):
-        parts = (info.kind, *typing.get_args(info.kind))
-        words = [word for part in parts if typing.get_origin(part) is Literal for word in typing.get_args(part)]
-        return f"expected one of {', '.join(words)}" + ("" if parts[1:] == tuple(words) else " or a whole number")
-    problem = problem.partition(", got")[0].partition(" | null")[0].replace("`", "").replace("Expected", "expected")
+        others = "" if typing.get_args(info.kind) == tuple(words) else " or a whole number"
+        return f"expected one of {', '.join(words)}{others}"
+    problem = problem.partition(", got")[0].partition(" - at ")[0].partition(" | null")[0]
+    problem = problem.replace("`", "").replace("Expected", "expected")
     for kind, word in (("int", "a whole number"), ("float", "a number"), ("bool", "true or false")):
         problem = problem.replace(f"expected {kind}", f"expected {word}")
-    return problem
+    return re.sub(r"expected array of length (\d+)", r"expected \1 values joined by commas", problem)
 
 
 def _with_folders(values: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

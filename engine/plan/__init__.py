@@ -9,6 +9,7 @@ from engine.plan.measured import mend_measured
 from engine.plan.mend import plan_cards
 from engine.plan.scratch import scratch_bytes
 from engine.plan.show import plan_data, plan_table, refusal
+from engine.plan.simulate import simulate_cards
 from engine.plan.sizes import parse_cards
 from engine.plan.split import parse_split
 
@@ -36,4 +37,5 @@ __all__ = [
     "plan_table",
     "refusal",
     "scratch_bytes",
+    "simulate_cards",
 ]

@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from app.settings import SETTINGS, Settings, flag, is_loopback, load_settings, variable
+from app.watchdog_settings import unread
 from engine.errors import ConfigError
+from watchdog.config import FloorOverride, WatchdogConfig
 
 HOME = {"HOME": "/home/somebody"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +78,22 @@ def test_kubernetes_service_links_are_no_settings() -> None:
         ({"no_auth": True, "api_key_file": "/k"}, {}, "--no-auth: contradicts --api-key-file"),
         ({"ops_port": "8000"}, {}, "--ops-port 8000: is the public port too"),
         ({"max_body_mib": "65", "max_inflight_mib": "64"}, {}, "--max-body-mib: is over --max-inflight-mib"),
+        ({"watchdog": "maybe"}, {}, "--watchdog: expected one of on, dry-run, off"),
+        ({"watchdog_confirm": "0"}, {}, "--watchdog-confirm: expected a whole number >= 1"),
+        ({"vram_reserve_mib": "512,much"}, {}, "--vram-reserve-mib: expected a whole number"),
+        ({"vram_reserve_mib": "-1"}, {}, "--vram-reserve-mib: expected a whole number >= 0"),
+        ({"vram_reserve_mib": ","}, {}, "--vram-reserve-mib: is empty"),
+        ({"vram_floors_mib": "300,200"}, {}, "--vram-floors-mib: expected 3 values joined by commas"),
+        (
+            {"vram_floors_mib": "100,200,300"},
+            {},
+            "--vram-floors-mib 100,200,300: expected WARN,TRIM,RELOAD, each lower",
+        ),
+        ({"vram_floors_mib": "300,200,0"}, {}, "--vram-floors-mib 300,200,0: expected .* above 0"),
+        ({"layer_split": "half"}, {}, "--layer-split: expected a whole number"),
+        ({"layer_split": "0,3"}, {}, "--layer-split: expected a whole number >= 1"),
+        ({"faults": "leak=4MiB/request@1"}, {}, "--faults: .*--simulate-gpus or ULLAGE_ALLOW_FAULTS=1"),
+        ({"faults": "crash=after:1tokens"}, {"ULLAGE_ALLOW_FAULTS": "0"}, "--faults: .*ULLAGE_ALLOW_FAULTS=1"),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_it(flags: dict[str, object], environ: dict[str, str], message: str) -> None:
@@ -124,6 +142,62 @@ def test_engine_config() -> None:
     assert (config.prefill_chunk, config.prefill_chunk_idle, config.prefill_chunk_fixed) == (8192, 8192, False)
 
 
+def test_what_the_engine_is_told_of_devices() -> None:
+    plain = load().engine_config("m.gguf")
+    assert (plain.vram_reserve_mib, plain.vram_reserve_later_mib, plain.layer_split) == ((512,), None, None)
+    assert plain.simulated_gpus is None
+    flags: dict[str, object] = {
+        "simulate_gpus": "2x16GiB",
+        "vram_reserve_mib": "700, 300",
+        "vram_reserve_later_mib": "600",
+        "layer_split": "23,25",
+        "state_dir": "/s",
+        "faults": "leak=4MiB/request@1",
+    }
+    config = load(flags).engine_config("m.gguf")
+    assert (config.vram_reserve_mib, config.vram_reserve_later_mib) == ((700, 300), 600)
+    assert (config.layer_split, config.simulated_gpus) == ((23, 25), "/s/simulated-gpus")
+    assert config.faults == "leak=4MiB/request@1"
+
+
+def test_faults_may_be_allowed_without_cards() -> None:
+    assert load({"faults": "crash=after:1tokens"}, {"ULLAGE_ALLOW_FAULTS": "1"}).faults == "crash=after:1tokens"
+
+
+def test_watchdog_config() -> None:
+    assert load().watchdog_config() == WatchdogConfig()
+    flags: dict[str, object] = {
+        "watchdog": "dry-run",
+        "watchdog_confirm": "2",
+        "trim_cooldown": "1.5",
+        "reload_per_hour": "0",
+        "reload_horizon": "60",
+        "reload_window": "0",
+        "vram_floors_mib": "300,200,100",
+    }
+    floors = FloorOverride(300 << 20, 200 << 20, 100 << 20)
+    assert load(flags).watchdog_config() == WatchdogConfig("dry-run", 2, 1.5, 0, 60.0, 0.0, floors=floors)
+
+
+def test_settings_of_devices_may_stay_where_there_is_none(tmp_path: Path) -> None:
+    toml = tmp_path / "ullage.toml"
+    toml.write_text("vram-reserve-mib = 600\nvram-floors-mib = [300, 200, 100]\nwatchdog = 'dry-run'\n")
+    settings = load(config=str(toml))
+    assert settings.vram_reserve_mib == (600,)
+    assert unread(settings) == ["vram_reserve_mib", "vram_floors_mib", "watchdog"]
+    assert unread(load()) == []
+    assert unread(load({"watchdog": "off", "simulate_gpus": "16GiB"})) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"), [({"layer_split": "1,1"}, "--layer-split"), ({"simulate_release_seconds": "1"}, "--simulate-")]
+)
+def test_what_only_cards_read_is_refused_without(flags: dict[str, object], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.*: nothing reads it without --simulate-gpus"):
+        unread(load(flags))
+    assert unread(load({**flags, "simulate_gpus": "2x1GiB"})) == []
+
+
 def test_model_id() -> None:
     assert load().model_id("/a/b.Q4.gguf") == "b.Q4"
     assert load({"model_name": "mine"}).model_id("/a/b.gguf") == "mine"
@@ -143,7 +217,7 @@ def shown_default(value: object) -> str:
     if value is False:
         return "off"
     return (
-        f"`{','.join(value)}`"
+        f"`{','.join(map(str, value))}`"
         if isinstance(value, tuple)
         else f"`{value:g}`"
         if isinstance(value, float)
