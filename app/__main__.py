@@ -1,7 +1,7 @@
 """The command line. Each command imports what it needs only when it runs, so that starting is quick.
 
 Exit codes: 0 done, also after Ctrl-C and SIGTERM; 1 our own failure; 2 bad input, or it does not fit: one line on
-stderr that names the thing and the mend.
+stderr that names the thing and the mend; 3 crash loop: no engine stays up however often we are started.
 """
 
 import argparse
@@ -11,11 +11,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
+from app.boot import CrashLoop
 from app.settings import SETTINGS, SettingInfo, flag, load_settings, variable
 from engine.errors import ConfigError, DoesNotFit, EngineError, LoadRefused, ModelFileError
 from watchdog.command import add_arguments as add_watch_arguments
 from watchdog.command import run as run_watch
 
+CRASH_LOOP = 3
 BAD_INPUT = 2
 INTERNAL = 1
 INPUT_ERRORS = (ConfigError, DoesNotFit, ModelFileError)
@@ -51,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except EngineError as error:
         sys.stderr.write(f"ullage: {error}\n")
+        if isinstance(error, CrashLoop):
+            return CRASH_LOOP
         is_input = isinstance(error, INPUT_ERRORS) or (isinstance(error, LoadRefused) and error.kind in INPUT_KINDS)
         return BAD_INPUT if is_input else INTERNAL
 

@@ -13,8 +13,13 @@ Kind = Literal["counter", "gauge", "histogram"]
 MODEL_LABELS = ("model_name", "engine")
 
 FINISHED_REASONS = ("stop", "length", "abort", "error")
-REJECT_REASONS = ("queue_full", "draining", "context_length", "auth", "engine_unavailable")
-FAIL_REASONS = ("request_timeout", "shut_down", "engine_unavailable", "engine_fault")
+REJECT_REASONS = ("queue_full", "draining", "context_length", "auth", "engine_unavailable", "device_pressure")
+FAIL_REASONS = ("request_timeout", "shut_down", "engine_unavailable", "engine_fault", "poison", "oom_alone")
+LOST_REASONS = ("reload", "engine_crash", "oom", "drain_timeout", "replay_mismatch")
+RELOAD_REASONS = ("vram_floor", "vram_growth", "vram_forecast", "engine_fault", "operator")
+RELOAD_RESULTS = ("ok", "failed", "aborted")
+RELOAD_PHASES = ("drain", "checkpoint", "teardown", "load", "warmup", "replay", "total")
+REPLAY_STAGES = ("queued", "prefill", "decode")
 RESTART_REASONS = ("reload", "crash", "oom", "hang", "operator")
 STATUS_CLASSES = ("2xx", "4xx", "5xx")
 
@@ -26,6 +31,9 @@ FIRST_TOKEN = (
 TOKEN_GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 HTTP = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+PHASE = (0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600)
+HELD = (0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
+SILENCE = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 UP_TO_CONTEXT = ()
 """Stands for the steps 1, 2, 5, 10 … up to the context length."""
 
@@ -42,9 +50,17 @@ class Family:
     buckets: Sequence[float] = UP_TO_CONTEXT
 
 
-def _enum(kind: Kind, name: str, text: str, *, model: bool = False, **labels: tuple[str, ...]) -> Family:
+def _enum(
+    kind: Kind,
+    name: str,
+    text: str,
+    *,
+    model: bool = False,
+    buckets: Sequence[float] = UP_TO_CONTEXT,
+    **labels: tuple[str, ...],
+) -> Family:
     names = (*MODEL_LABELS, *labels) if model else tuple(labels)
-    return Family(kind, name, text, names, tuple(product(*labels.values())))
+    return Family(kind, name, text, names, tuple(product(*labels.values())), buckets)
 
 
 def _model(kind: Kind, name: str, text: str, buckets: Sequence[float] = UP_TO_CONTEXT) -> Family:
@@ -85,6 +101,37 @@ SERVING = (
     _model("histogram", "ullage_iteration_tokens", "Tokens of a step; its count freezes on a stall", STEP_TOKENS),
 )
 
+RELOAD = (
+    _enum(
+        "counter",
+        "ullage_reloads_total",
+        "Engines replaced, or lost and replaced",
+        reason=RELOAD_REASONS,
+        result=RELOAD_RESULTS,
+    ),
+    _enum(
+        "histogram",
+        "ullage_reload_phase_duration_seconds",
+        "Of one replacement; total is from the first moment without an engine until every request has gone on",
+        buckets=PHASE,
+        phase=RELOAD_PHASES,
+    ),
+    Family("gauge", "ullage_reload_in_progress", "1 from the decision until every interrupted request has gone on"),
+    Family("counter", "ullage_reload_returned_bytes_total", "Free memory that reloads gave back", ("device",), ()),
+    _enum(
+        "counter",
+        "ullage_requests_replayed_total",
+        "Choices carried over an engine's end, by what they were doing then",
+        stage=REPLAY_STAGES,
+    ),
+    Family("counter", "ullage_replay_recomputed_tokens_total", "Tokens that were computed once more after it"),
+    _enum("counter", "ullage_requests_lost_total", "Admitted choices that we ended; stays 0", reason=LOST_REASONS),
+    Family("histogram", "ullage_request_held_seconds", "Wait of a request that came during a reload", buckets=HELD),
+    Family(
+        "histogram", "ullage_stream_max_gap_seconds", "Longest time between two tokens of a choice", buckets=SILENCE
+    ),
+)
+
 IDENTITY = (
     _info("ullage_build_info", "What runs", "version", "commit", "cupy", "cuda_runtime", "driver", "python"),
     _info("ullage_model_info", "What is served", "architecture", "quantization", "context_length", "layer_split"),
@@ -99,4 +146,4 @@ HTTP_FAMILIES = (
     Family("histogram", "http_request_duration_seconds", "Until the last byte", HTTP_LABELS, (), HTTP),
 )
 
-CATALOGUE = SERVING + IDENTITY + HTTP_FAMILIES
+CATALOGUE = SERVING + RELOAD + IDENTITY + HTTP_FAMILIES

@@ -14,7 +14,9 @@ ApiError
 │   ├── QueueFull              429
 │   ├── Draining               503
 │   ├── EngineLoading          503
-│   └── EngineUnavailable      503
+│   ├── EngineUnavailable      503
+│   ├── EngineStuck            503  the last engine cannot be killed, so there is no next one
+│   └── DevicePressure         503  a device has no memory left for more requests
 ├── RequestTimedOut            504
 ├── GenerationFailed           500  the engine gave up on this one request; `code` says why
 ├── ShutDown                   503  the service ended while the request was running
@@ -180,6 +182,20 @@ class EngineUnavailable(Busy):
 
     def __init__(self, message: str = "The engine is not available.", *, retry_after_s: float = 10.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
+
+
+class EngineStuck(Busy):
+    code = "engine_stuck"
+
+    def __init__(self) -> None:
+        super().__init__("The last engine has not ended although it was killed.", retry_after_s=RETRY_AFTER_MAX_S)
+
+
+class DevicePressure(Busy):
+    code = "device_pressure"
+
+    def __init__(self) -> None:
+        super().__init__("A device has no memory left for more requests.", retry_after_s=30)
 
 
 class RequestTimedOut(ApiError):

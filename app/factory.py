@@ -9,18 +9,22 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from app.access import Keyring, check_host
+from app.boot import Boot
+from app.carry import Carry
 from app.edge import OTHER, Edge, handlers_of
 from app.metrics import ServingMetrics, build_labels
 from app.model import ServedModel
 from app.ops.metrics import scrape
-from app.recovery import EngineFactory, EngineSupervisor
+from app.recovery import EngineFactory, EngineSupervisor, Patience
 from app.routes.generate import chat_completions, completions
 from app.routes.health import live, ready
 from app.routes.models import get_model, list_models
 from app.scheduler import Limits, RequestScheduler
 from app.service import Service
 from app.settings import Settings
+from app.settle import Cards
 from app.streaming import Delivery
+from engine.config import EngineConfig
 from engine.messages import Ready
 
 MIB = 1 << 20
@@ -50,6 +54,11 @@ def create_service(
     api_keys: list[str],
     admin_key: str,
     keepalive_s: float = 15.0,
+    engine_config: EngineConfig | None = None,
+    patience: Patience | None = None,
+    cards: Cards | None = None,
+    carry: Carry | None = None,
+    boot: Boot | None = None,
 ) -> Service:
     """All parts of one service, put together; nothing is started."""
 
@@ -63,16 +72,27 @@ def create_service(
     limits = Limits(settings.max_queue, settings.max_inflight_mib * MIB)
     prompts = model.prompts
     scheduler = RequestScheduler(prompts.text_bytes, limits, metrics, drop_leading_space=prompts.drops_leading_space)
+    supervisor = EngineSupervisor(
+        engine,
+        engine_config or settings.engine_config(model.path),
+        scheduler,
+        metrics,
+        patience=patience or Patience(hang_s=settings.hang_seconds),
+        cards=cards,
+        carry=carry,
+        boot=boot,
+    )
     service = Service(
         model=model,
         scheduler=scheduler,
-        supervisor=EngineSupervisor(engine, scheduler, metrics),
+        supervisor=supervisor,
         metrics=metrics,
         api_keys=Keyring(api_keys),
         admin_keys=Keyring([admin_key]),
         ops_hosts=settings.ops_allowed_hosts,
         delivery=Delivery(settings.request_timeout, settings.sse_keepalive, keepalive_s),
         max_body_mib=settings.max_body_mib,
+        sheds=settings.reload_readiness == "shed",
     )
     return service
 

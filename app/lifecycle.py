@@ -31,7 +31,16 @@ async def run(start: Start, engines: EngineFactory) -> None:
     signals.catch()
     settings = start.settings
     model = read_model(start.model_path, settings.model_id(start.model_path))
-    service = create_service(settings, model, engines, api_keys=start.api_keys, admin_key=start.admin_key)
+    service = create_service(
+        settings,
+        model,
+        engines,
+        api_keys=start.api_keys,
+        admin_key=start.admin_key,
+        engine_config=start.engine_config,
+        carry=start.carry,
+        boot=start.boot,
+    )
     async with running(service) as first_engine, listening(service, start.sockets):
         with _progress(service.supervisor):
             await _first(first_engine, signals.asked)

@@ -33,6 +33,9 @@ ENGINE = "0"
 NO_FINISH = {"cancelled": "abort", "failed": "error"}
 """How the catalogue calls the outcomes that clients never see as a finish reason."""
 
+OWN_FAULTS = ("poison", "oom_alone", "request_timeout")
+"""Codes of requests that no engine could have finished, or that took too long: they failed, and are not lost."""
+
 ENGINE_TOTALS = (
     ("ullage_prefix_cache_queries_total", "prefix_queries_total"),
     ("ullage_prefix_cache_hits_total", "prefix_hits_total"),
@@ -91,10 +94,11 @@ class ServingMetrics(Collector):
         self._last: StepStats | None = None
         for family in CATALOGUE:
             values = family.values
-            if family.labels == HTTP_LABELS:
+            if family.labels == HTTP_LABELS and family.kind == "counter":
                 values = [(*handler, status) for handler in handlers for status in STATUS_CLASSES]
             self._create(family, values, one_two_five(context_length))
         self._generated = self._counters["ullage_generation_tokens_total"]
+        self._reloading = False
         self._gap = self._of_model("ullage_inter_token_latency_seconds")
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -108,7 +112,7 @@ class ServingMetrics(Collector):
         elif family.kind == "histogram":
             bounds = context_steps if family.buckets == UP_TO_CONTEXT else family.buckets
             self._bounds[family.name] = bounds
-            self._histograms[family.name] = {prefix: Histogram(bounds)} if prefix else {}
+            self._histograms[family.name] = {prefix + value: Histogram(bounds) for value in values}
 
     def _of_model(self, name: str) -> Histogram:
         return self._histograms[name][self._model]
@@ -126,6 +130,9 @@ class ServingMetrics(Collector):
 
     def request_admitted(self, generation: Generation) -> None:
         """Nothing is counted before it ends."""
+
+    def held(self, seconds: float) -> None:
+        self._observe("ullage_request_held_seconds", seconds)
 
     def rejected(self, reason: str) -> None:
         self._count("ullage_requests_rejected_total", 1, (reason,))
@@ -157,11 +164,24 @@ class ServingMetrics(Collector):
             code = record.failure.code
             known = code if code in FAIL_REASONS else "engine_fault"
             self._count("ullage_requests_failed_total", 1, (known,))
+            lost = self._lost(record, code)
+            if lost is not None:
+                self._count("ullage_requests_lost_total", 1, (lost,))
         self._count("ullage_prompt_tokens_total", len(record.prompt_ids), self._model)
         self._count("ullage_prompt_tokens_cached_total", record.cached_tokens or 0, self._model)
         self._of_model("ullage_request_prompt_tokens").observe(len(record.prompt_ids))
         self._of_model("ullage_request_generation_tokens").observe(len(record.generated_ids))
         self._observe_times(record)
+
+    def _lost(self, record: Record, code: str | None) -> str | None:
+        """Why it counts as lost, if it does: it was admitted, and it is we who ended it."""
+        if code in OWN_FAULTS:
+            return None
+        if code == "shut_down":
+            return "drain_timeout"
+        if code == "engine_unavailable":
+            return "reload" if self._reloading else "engine_crash"
+        return "replay_mismatch" if record.resumed else "engine_crash"
 
     @property
     def kv_usage(self) -> float:
@@ -172,6 +192,32 @@ class ServingMetrics(Collector):
         assert reason in RESTART_REASONS
         self._last = None
         self._count("ullage_engine_restarts_total", 1, (reason,))
+
+    def interrupted(self, queued: int, at_engine: Sequence[Record]) -> None:
+        decoding = sum(bool(record.generated_ids) for record in at_engine)
+        stages = {"queued": queued, "prefill": len(at_engine) - decoding, "decode": decoding}
+        for stage, count in stages.items():
+            self._count("ullage_requests_replayed_total", count, (stage,))
+
+    def recomputed(self, tokens: int) -> None:
+        self._count("ullage_replay_recomputed_tokens_total", tokens, ())
+
+    def reload_begun(self, reason: str) -> None:
+        self._reloading = True
+
+    def reload_phase(self, phase: str, seconds: float) -> None:
+        self._observe("ullage_reload_phase_duration_seconds", seconds, (phase,))
+
+    def reload_returned(self, device: int, bytes: int) -> None:
+        series = self._counters["ullage_reload_returned_bytes_total"]
+        series[str(device),] = series.get((str(device),), 0) + bytes
+
+    def reload_ended(self, reason: str, result: str) -> None:
+        self._reloading = False
+        self._count("ullage_reloads_total", 1, (reason, result))
+
+    def _observe(self, name: str, value: float, labels: Labels = ()) -> None:
+        self._histograms[name][labels].observe(value)
 
     def _observe_times(self, record: Record) -> None:
         assert record.finished_at is not None
@@ -186,6 +232,7 @@ class ServingMetrics(Collector):
         self._of_model("ullage_request_decode_time_seconds").observe(decode)
         later = len(record.generated_ids) - 1
         if later > 0:
+            self._observe("ullage_stream_max_gap_seconds", record.longest_gap_s)
             self._of_model("ullage_request_time_per_output_token_seconds").observe(decode / later)
 
     def http_request(self, handler: str, method: str, status: int, seconds: float) -> None:

@@ -1,5 +1,6 @@
-"""What becomes of requests and steps, for whoever counts it; `app.metrics` does."""
+"""What becomes of requests, steps and engines, for whoever counts it; `app.metrics` does."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from app.generation import Generation
@@ -13,7 +14,10 @@ class Observer(Protocol):
     def request_admitted(self, generation: Generation) -> None: ...
 
     def rejected(self, reason: str) -> None:
-        """`queue_full`, `draining` or `engine_unavailable`."""
+        """`queue_full`, `draining`, `engine_unavailable` or `device_pressure`."""
+
+    def held(self, seconds: float) -> None:
+        """A request that had come while there was no engine is held no more, however that ended."""
 
     def first_token(self, seconds: float) -> None:
         """From admission, once for each choice."""
@@ -29,7 +33,26 @@ class Observer(Protocol):
 
     def step(self, stats: StepStats) -> None: ...
 
-    def engine_restarted(self, reason: str) -> None: ...
+    def interrupted(self, queued: int, at_engine: Sequence[Record]) -> None:
+        """An engine is gone: the choices that it had not finished, and how many waited for it."""
+
+    def recomputed(self, tokens: int) -> None:
+        """What an engine computes again of an interrupted choice."""
+
+    def engine_restarted(self, reason: str) -> None:
+        """Another engine serves: `reload`, `operator`, `crash` or `hang`."""
+
+    def reload_begun(self, reason: str) -> None:
+        """The engine is to be replaced, or is gone: `vram_*`, `operator` or `engine_fault`."""
+
+    def reload_phase(self, phase: str, seconds: float) -> None:
+        """A phase is over, `total` with the last one."""
+
+    def reload_returned(self, device: int, bytes: int) -> None:
+        """How much more is free on a device than before."""
+
+    def reload_ended(self, reason: str, result: str) -> None:
+        """`ok`, `failed` (no engine could be had) or `aborted` (the old one stays, or the service ends)."""
 
 
 class NoObserver:
@@ -38,6 +61,8 @@ class NoObserver:
     def request_admitted(self, generation: Generation) -> None: ...
 
     def rejected(self, reason: str) -> None: ...
+
+    def held(self, seconds: float) -> None: ...
 
     def first_token(self, seconds: float) -> None: ...
 
@@ -49,4 +74,16 @@ class NoObserver:
 
     def step(self, stats: StepStats) -> None: ...
 
+    def interrupted(self, queued: int, at_engine: Sequence[Record]) -> None: ...
+
+    def recomputed(self, tokens: int) -> None: ...
+
     def engine_restarted(self, reason: str) -> None: ...
+
+    def reload_begun(self, reason: str) -> None: ...
+
+    def reload_phase(self, phase: str, seconds: float) -> None: ...
+
+    def reload_returned(self, device: int, bytes: int) -> None: ...
+
+    def reload_ended(self, reason: str, result: str) -> None: ...

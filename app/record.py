@@ -91,7 +91,9 @@ class Record:
         "request_id",
         "resumed",
         "sequence",
+        "strikes",
         "submitted_at",
+        "submitted_length",
         "text",
     )
 
@@ -120,6 +122,10 @@ class Record:
         """Prompt tokens found in the prefix cache when it first started; a resumption does not change them."""
         self.resumed = 0
         """How many engines were lost under it."""
+        self.strikes = 0
+        """How many engines have crashed under it since its last token."""
+        self.submitted_length = 0
+        """How many tokens it had generated when the engine of the moment got it."""
         self.admitted_at = now
         self.submitted_at: float | None = None
         self.first_token_at: float | None = None
@@ -138,9 +144,20 @@ class Record:
     def finish_reason(self) -> Finish | None:
         return self.outcome if self.outcome == "stop" or self.outcome == "length" else None
 
+    @property
+    def length(self) -> int:
+        """Tokens so far, the prompt's and its own: what an engine that knows nothing of it has to compute."""
+        return len(self.prompt_ids) + len(self.generated_ids)
+
+    @property
+    def went_on(self) -> bool:
+        """It has got a token from the engine that it was last given to."""
+        return len(self.generated_ids) > self.submitted_length
+
     def submit(self) -> Submit:
         """The message that starts this choice, or lets it go on in another engine."""
         request = self.request
+        self.submitted_length = len(self.generated_ids)
         return Submit(
             sequence=self.sequence,
             prompt_ids=self.prompt_ids,

@@ -1,47 +1,43 @@
-"""Keeps one engine alive under the requests: first start, death, respawn, deliberate stop.
+"""Keeps one engine under the requests: first start, planned reload, death, hang, deliberate stop.
 
-There is one path from a dead engine to a serving one, `_recover`: settle, start, resume. Requests stay in their
-records meanwhile; those that arrive wait in the queue. What enters the path, and what `settle` waits for, may grow;
-the path does not fork.
+There is one path from an engine to the next, `_replace`: the old one ends, its memory comes back, the new one loads,
+the requests go on from their records. A planned reload enters it at the beginning, with a successor that is prepared
+and with KV to carry over; a crash, a hang and a kill -9 enter it with the old engine gone. Requests stay in their
+records meanwhile, and those that arrive are held.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Any, Literal
 
-from app.errors import ShutDown
+from app.boot import Boot
+from app.card_lock import CardLocks, shared_folder
+from app.carry import Carry, NoCarry
+from app.errors import ApiError, Draining, EngineLoading, EngineUnavailable, ShutDown
+from app.hang import HangWatch
+from app.life import Life
 from app.observer import NoObserver, Observer
+from app.patience import Backoff, Patience
+from app.reload import AUTOMATIC, OUTAGE, Phase, Reason, Reload, ReloadInProgress, Reloads, Restart
 from app.scheduler import RequestScheduler
-from engine.client import EngineClient, EngineEvents
-from engine.errors import EngineDied, EngineError, LoadRefused
-from engine.messages import Failed, LoadProgress, Ready, Step
+from app.settle import CardReading, Cards, NoCards, settle
+from app.starter import EngineFactory, Starter
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import EngineDied, EngineError
+from engine.messages import Checkpointed, Ledger, LoadProgress, Ready, Step
 
 log = logging.getLogger(__name__)
 
-EngineFactory = Callable[[int, EngineEvents], EngineClient]
-"""(generation, events) → an engine not started yet; `engine.client.EngineLauncher` is one."""
+__all__ = ["Backoff", "EngineFactory", "EngineSupervisor", "Patience", "ReloadInProgress"]
 
-Phase = Literal["loading", "ready", "recovering", "failed", "stopped"]
+State = Literal["loading", "ready", "recovering", "stuck", "failed", "stopped"]
 
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Waits before the tries of a row of failed starts; the first try follows a death at once.
-
-    A start has failed when no engine came of it, and also when that engine died young and without a token: a request
-    that kills every engine must not keep the others down for ever.
-    """
-
-    first_s: float = 0.5
-    longest_s: float = 8.0
-    tries: int = 5
-    young_s: float = 60.0
-
-    def wait_s(self, failures: int) -> float:
-        return 0.0 if failures == 0 else min(self.longest_s, self.first_s * 2 ** (failures - 1))
+WARMUP = ("kernels", "graphs", "warmup")
+"""Phases of a load that come once the weights are there."""
 
 
 class EngineSupervisor:
@@ -50,25 +46,40 @@ class EngineSupervisor:
     def __init__(
         self,
         factory: EngineFactory,
+        config: EngineConfig,
         scheduler: RequestScheduler,
         observer: Observer | None = None,
-        backoff: Backoff | None = None,
+        *,
+        patience: Patience | None = None,
+        cards: Cards | None = None,
+        carry: Carry | None = None,
+        boot: Boot | None = None,
+        locks: CardLocks | None = None,
     ) -> None:
-        self._factory = factory
+        """`config` is what was asked for, with no part left out."""
         self._scheduler = scheduler
         self._observer: Observer = observer or NoObserver()
-        self._backoff = backoff or Backoff()
-        self._current: _Life | None = None
-        self._recovery: asyncio.Task[None] | None = None
-        self._failures = 0
-        self.phase: Phase = "loading"
-        self.generation = 0
-        self.ready: Ready | None = None
-        """What the engine of the moment, or the last one, chose and has."""
+        self._patience = patience or Patience()
+        self._cards: Cards = cards or NoCards()
+        self._carry: Carry = carry or NoCarry()
+        self._boot = boot or Boot()
+        locks = locks or CardLocks(shared_folder())
+        self._starter = Starter(factory, config, scheduler, self._patience, self._cards, self._boot, locks)
+        largest_chunk = max(config.prefill_chunk, config.prefill_chunk_idle)
+        self._hang = HangWatch(self._patience.hang_s, self._patience.tick_s, largest_chunk)
+        self._current: Life | None = None
+        self._leaving: Life | None = None
+        self._reloads = Reloads(self._observer)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._readings: deque[Sequence[CardReading]] = deque(maxlen=2)
+        """Of the last two ticks: the older is of a time at which an engine that has just died still lived."""
+        self.phase: State = "loading"
         self.ready_at: float | None = None
-        """When it was ready, in Unix time."""
+        """When the last engine was ready, in Unix time."""
         self.progress: LoadProgress | None = None
         """How far the load under way is."""
+        self.ledger: Ledger | None = None
+        """What the engine of the moment says that it holds."""
         self.failed = asyncio.Event()
         """Set when no engine can be had any more: every request has ended, and `failure` says why."""
         self.failure: EngineError | None = None
@@ -78,118 +89,299 @@ class EngineSupervisor:
         """The engine of the moment."""
         return None if self._current is None else self._current.engine
 
+    @property
+    def generation(self) -> int:
+        """Of the youngest engine, which may not serve yet."""
+        return self._starter.generation
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the engine of the moment, or the last one, chose and has."""
+        return self._starter.ready
+
+    @property
+    def reloading(self) -> bool:
+        """From the decision, or a death, until everything interrupted has gone on."""
+        return self._reloads.now is not None
+
+    # From outside: start, reload, stop.
+
     async def start(self) -> Ready:
         """Start the first engine. A failure is not tried again: raises LoadRefused, HandshakeError or EngineDied."""
+        self._run(self._look_now_and_then())
+        began = time.monotonic()
+        life = self._make()
         try:
-            return await self._start_engine()
+            ready, config = await self._starter.first(life)
         except EngineError as error:
             self._give_up(error)
             raise
+        self._reloads.expect({"load": time.monotonic() - began})
+        self._serve(life, ready, config)
+        return ready
+
+    def reload(self, reason: Reason) -> dict[str, Any]:
+        """Replace the engine without losing a request; returns at once with `{"id", "generation", "phase"}`.
+
+        Raises ReloadInProgress when one is under way, and an ApiError when there is no engine to replace.
+        """
+        if self._reloads.now is not None:
+            raise ReloadInProgress(self._reloads.now.progress())
+        old = self._current
+        if old is None:
+            raise self._absence()
+        if reason in AUTOMATIC:
+            self._boot.reloaded()
+        restart: Restart = "operator" if reason == "operator" else "reload"
+        reload = self._reloads.begin(reason, restart, self.generation + 1)
+        self._run(self._replace(reload, old, planned=True))
+        return reload.progress()
+
+    def status(self) -> dict[str, Any]:
+        """The `reload` object of the admin API."""
+        current = self._current
+        generation = self.generation if current is None else current.engine.generation
+        return self._reloads.json(generation, self._boot.budget_left())
 
     async def stop(self, timeout_s: float) -> None:
         """End every request that is left and the engine: in order, by force after `timeout_s`."""
         self.phase = "stopped"
         current, self._current = self._current, None  # first of all: its death is no news from now on
-        if self._recovery is not None:
-            self._recovery.cancel()
-            await asyncio.wait([self._recovery])
+        if self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=self._patience.reap_s)
+        if self._reloads.now is not None:
+            self._reloads.end("aborted")
         self._scheduler.drain()
         self._scheduler.fail_all(ShutDown())
         if current is not None:
-            self._scheduler.detach()
-            await current.engine.stop(timeout_s)
+            self._scheduler.detach(crashed=False)
+        for life, asked_s in ((current, timeout_s), (self._leaving, 0.0)):
+            if life is not None and not await life.end(asked_s, self._patience.reap_s):
+                log.error("engine generation=%d is left behind: it cannot be killed", life.engine.generation)
 
-    async def _start_engine(self) -> Ready:
-        """The next generation: start, load, let the requests on."""
-        self.generation += 1
-        self.progress = None
-        life = _Life(self, self._scheduler)
-        life.engine = self._factory(self.generation, life)
-        self.ready = await life.engine.start()
-        if life.death is not None:
-            raise EngineDied(life.death)
-        life.began = time.monotonic()
-        self.ready_at = time.time()
-        self._current = life
-        self.phase = "ready"
-        log.info("engine generation=%d is ready: %s", self.generation, self.ready)
-        self._scheduler.attach(life.engine, self.ready.max_batch)
-        return self.ready
+    # What the lives tell.
 
-    def died(self, life: "_Life", reason: str) -> None:
+    def progressed(self, life: Life, progress: LoadProgress) -> None:
+        self.progress = progress
+        reload = self._reloads.now
+        if reload is not None and reload.phase == "load" and progress.phase in WARMUP:
+            self._enter(reload, "warmup")
+
+    def stepped(self, life: Life, step: Step) -> None:
+        self._hang.step(step.stats)
+        if step.tokens and not life.has_served:
+            life.has_served = True
+            self._boot.proved()
+
+    def holds(self, life: Life, ledger: Ledger) -> None:
+        if life.is_current:
+            self.ledger = ledger
+
+    def died(self, life: Life, reason: str) -> None:
         """An engine is dead. If it was the one of the moment this enters the path, else its start fails of it."""
         life.death = reason
+        self._lose(life, "crash", reason)
+
+    # The path.
+
+    def _lose(self, life: Life, restart: Restart, reason: str) -> None:
+        """This engine serves no more, against our will."""
         if life is not self._current:
             return
         log.error("engine generation=%d is lost: %s", life.engine.generation, reason)
-        if life.progressed or time.monotonic() - life.began >= self._backoff.young_s:
-            self._failures = 0
-        self._current = None
-        self.phase = "recovering"
-        self._scheduler.detach()
-        self._recovery = asyncio.get_running_loop().create_task(self._recover(EngineDied(reason)))
-        self._recovery.add_done_callback(self._recovered)
-
-    async def _recover(self, error: EngineError) -> None:
-        while self._failures < self._backoff.tries:
-            await self._settle()
-            self._failures += 1
-            try:
-                await self._start_engine()
-            except (EngineDied, LoadRefused) as another:
-                error = another
-                log.error("engine generation=%d did not start: %s", self.generation, error)
-            else:
-                self._observer.engine_restarted("crash")
-                return
-        raise EngineDied(f"{error} ({self._failures} starts in a row failed)")
-
-    async def _settle(self) -> None:
-        """Wait until another start is worth its while."""
-        await asyncio.sleep(self._backoff.wait_s(self._failures))
-
-    def _recovered(self, recovery: asyncio.Task[None]) -> None:
-        if self._recovery is recovery:  # else the new engine is dead already, and the next recovery under way
-            self._recovery = None
-        if recovery.cancelled():
+        in_vain = not life.has_served and life.age_s < self._patience.backoff.young_s
+        self._starter.lives_in_vain = self._starter.lives_in_vain + 1 if in_vain else 0
+        self._part(life, crashed=True)
+        reload = self._reloads.now
+        if reload is not None and reload.phase != "replay":
+            self._enter(reload, "teardown")  # it was to go anyway: `_replace` finds it gone
             return
-        error = recovery.exception()
+        if reload is not None:
+            self._reloads.end("ok")
+        reload = self._reloads.begin("engine_fault", restart, self.generation + 1)
+        self._enter(reload, "teardown")
+        self._run(self._replace(reload, life, planned=False))
+
+    def _part(self, life: Life, *, crashed: bool) -> None:
+        """From now on nothing is taken from this engine."""
+        life.is_current = False
+        self._current = None
+        self._leaving = life
+        self.phase = "recovering"
+        self.ledger = None
+        self._scheduler.detach(crashed=crashed)
+
+    async def _replace(self, reload: Reload, old: Life, *, planned: bool) -> None:
+        before = self._readings[0] if self._readings else ()
+        successor = self._make()
+        preparing = asyncio.create_task(self._prepared(successor))
+        checkpointed = None
+        try:
+            if planned:
+                problem = await asyncio.shield(preparing)
+                if problem is not None and old.is_current:
+                    log.error("%s is given up and the engine stays: %s", reload.id, problem)
+                    self._reloads.end("aborted")
+                    return
+                if old.is_current:
+                    checkpointed = await self._drain(reload, old)
+                    before = await self._cards.sample() if checkpointed else before
+            if reload.phase != "teardown":
+                self._enter(reload, "teardown")
+            await self._bury(old, asked=checkpointed is not None)
+            await settle(self._cards, self._ours(before), timeout_s=self._patience.settle_s)
+            await asyncio.shield(preparing)
+            life, ready, config = await self._starter.next(
+                successor,
+                self._make,
+                lambda life: self._load_begins(reload, life),
+                restore=checkpointed is not None and checkpointed.blocks > 0,
+                all_parts=reload.reason == "operator",
+                cause=old.death or "it was to be replaced",
+            )
+        except BaseException:
+            preparing.cancel()
+            await successor.engine.abandon()
+            raise
+        self._serve(life, ready, config)
+        await self._measure(before)
+
+    async def _prepared(self, life: Life) -> EngineError | None:
+        """What went wrong with the first half of a start; the second half meets it again."""
+        try:
+            await self._starter.prepare(life)
+        except EngineError as error:
+            return error
+        return None
+
+    async def _drain(self, reload: Reload, old: Life) -> Checkpointed | None:
+        """Take the requests from the engine at a step boundary, with their KV; None if it is lost before that."""
+        self._scheduler.pause()
+        self._enter(reload, "drain")
+        self._carry.clear()
+        try:
+            checkpointed = await old.engine.checkpoint(self._carry.budget_bytes())
+        except EngineDied as error:
+            self._lose(old, "crash", str(error))
+            return None
+        if not old.is_current:
+            return None
+        reload.drained(checkpointed.seconds)
+        self._part(old, crashed=False)
+        return checkpointed
+
+    async def _bury(self, old: Life, *, asked: bool) -> None:
+        """Until nothing is left of an engine, however long that takes."""
+        if not await old.end(self._patience.stop_s if asked else 0.0, self._patience.reap_s):
+            self.phase = "stuck"
+            log.critical(
+                "engine generation=%d cannot be killed, so none can take its place: look for an Xid in the kernel's "
+                "log; the machine may have to be rebooted",
+                old.engine.generation,
+            )
+            await old.engine.wait()
+            self.phase = "recovering"
+        self._leaving = None
+
+    def _serve(self, life: Life, ready: Ready, config: EngineConfig) -> None:
+        """Let the requests on to an engine that is ready."""
+        life.began = time.monotonic()
+        life.is_current = True
+        self._current = life
+        self.ready_at = time.time()
+        self.phase = "ready"
+        self._hang.begin()
+        self._carry.clear()
+        self._boot.left_out(config.without)
+        log.info("engine generation=%d is ready: %s", life.engine.generation, ready)
+        reload = self._reloads.now
+        if reload is None:
+            self._scheduler.attach(life.engine, ready.max_batch)
+            return
+        self._observer.engine_restarted(reload.restart)
+        self._enter(reload, "replay")
+        self._scheduler.attach(life.engine, ready.max_batch, lambda: self._reloads.end("ok"))
+
+    async def _measure(self, before: Sequence[CardReading]) -> None:
+        """What the reload gave back."""
+        was = {reading.device: reading.free for reading in self._ours(before)}
+        for reading in self._ours(await self._cards.sample()) if was else ():
+            if reading.device in was:
+                self._observer.reload_returned(reading.device, max(0, reading.free - was[reading.device]))
+
+    # Inside.
+
+    def _make(self) -> Life:
+        return self._starter.beget(Life(self, self._scheduler))
+
+    def _ours(self, readings: Sequence[CardReading]) -> list[CardReading]:
+        """Those of devices that the engine uses."""
+        ours = {device.uuid for device in self.ready.devices} if self.ready is not None else set()
+        return [reading for reading in readings if reading.uuid in ours]
+
+    def _enter(self, reload: Reload, phase: Phase) -> None:
+        reload.enter(phase)
+        if phase in OUTAGE:
+            self._scheduler.expect_engine(self._reloads.outage_left_s(phase))
+
+    def _load_begins(self, reload: Reload, life: Life) -> None:
+        reload.generation = life.engine.generation
+        self._enter(reload, "load")
+
+    def _absence(self) -> ApiError:
+        """Why there is no engine."""
+        if self.phase == "loading":
+            return EngineLoading()
+        return Draining() if self.phase == "stopped" else EngineUnavailable()
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._patience.tick_s)
+            self._look()
+
+    def _look(self) -> None:
+        self._readings.append(self._cards.latest())
+        self._starter.look(self._patience.tick_s)
+        life = self._current
+        if life is None:
+            return
+        if life.age_s >= self._patience.backoff.young_s:
+            self._boot.proved()
+        reload = self._reloads.now
+        draining = reload is not None and reload.phase == "drain"
+        silent_s = self._hang.look(
+            time.monotonic(),
+            busy=self._scheduler.busy or draining,
+            prefill_tokens=self._scheduler.longest_prefill,
+        )
+        if silent_s is not None:
+            self._lose(life, "hang", f"it has work and has done no step for {silent_s:.0f} s")
+            life.engine.kill()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ran)
+
+    def _ran(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
         if isinstance(error, EngineError):
             log.critical("no engine: %s", error)
-            self._give_up(error)
-        elif error is not None:
+        else:
             log.critical("recovery failed", exc_info=error)
-            self._give_up(EngineDied(f"recovery failed: {error!r}"))
+            error = EngineDied(f"recovery failed: {error!r}")
+        if self._current is None:
+            self._give_up(error)
 
     def _give_up(self, error: EngineError) -> None:
         self.phase = "failed"
         self.failure = error
         self._scheduler.close()
+        if self._reloads.now is not None:
+            self._reloads.end("failed")
         self.failed.set()
-
-
-class _Life:
-    """One engine's life, and the listener to its events."""
-
-    engine: EngineClient
-
-    def __init__(self, supervisor: EngineSupervisor, scheduler: RequestScheduler) -> None:
-        self._supervisor = supervisor
-        self._scheduler = scheduler
-        self.began = 0.0
-        self.progressed = False
-        """It has yielded a token."""
-        self.death: str | None = None
-
-    def on_progress(self, progress: LoadProgress) -> None:
-        self._supervisor.progress = progress
-
-    def on_step(self, step: Step) -> None:
-        self.progressed = self.progressed or bool(step.tokens)
-        self._scheduler.on_step(step)
-
-    def on_failed(self, failed: Failed) -> None:
-        self._scheduler.on_failed(failed)
-
-    def on_dead(self, reason: str) -> None:
-        self._supervisor.died(self, reason)

@@ -7,18 +7,18 @@ A choice is in exactly one place: in the queue, at the engine, or ended.
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
-from app.errors import ApiError, Draining, EngineUnavailable, GenerationFailed, QueueFull
+from app.errors import ApiError, Busy, EngineUnavailable, GenerationFailed
 from app.generation import Generation
+from app.held import Held
+from app.limits import RETRY_AFTER_UNKNOWN_S, Intake, Limits
 from app.observer import NoObserver, Observer
-from app.record import TOKEN_BYTES, Budget, ChoiceRequest, Outcome, Record, prompt_bytes
+from app.record import TOKEN_BYTES, ChoiceRequest, Outcome, Record, prompt_bytes
+from app.replay import Replay
 from app.text.stream import TextStream
 from engine.client import EngineClient
 from engine.messages import Failed, Step
@@ -27,40 +27,13 @@ log = logging.getLogger(__name__)
 
 __all__ = ["Generation", "Limits", "Observer", "RequestScheduler"]
 
-PACE_WINDOW_S = 30.0
-RETRY_AFTER_UNKNOWN_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`max_queue` counts choices that wait; `max_inflight_bytes` counts bodies, records and output not yet taken."""
-
-    max_queue: int = 256
-    max_inflight_bytes: int = 512 << 20
-    hold_s: float = 45.0
-    """How long a request that came while there was no engine waits for one."""
-
-
-class Pace:
-    """Choices that end per second, as an average that forgets with PACE_WINDOW_S."""
-
-    def __init__(self) -> None:
-        self._rate = 0.0
-        self._at = 0.0
-
-    def count(self, now: float) -> None:
-        self._rate = self.rate(now) + 1 / PACE_WINDOW_S
-        self._at = now
-
-    def rate(self, now: float) -> float:
-        return self._rate * math.exp((self._at - now) / PACE_WINDOW_S)
-
 
 class RequestScheduler:
     """Admits requests, feeds one engine at a time with up to its `max_batch`, and hands its tokens to the requests.
 
-    `token_bytes` is the bytes of each token id. `attach` and `detach` are the supervisor's; between them requests
-    run, otherwise they wait in the queue, those that had run before in front.
+    `token_bytes` is the bytes of each token id. `attach`, `pause` and `detach` are the supervisor's: from the first to
+    the second requests run, otherwise they wait in the queue, those that had run before in front. What arrives
+    meanwhile is held: it is not admitted.
     """
 
     def __init__(
@@ -72,12 +45,17 @@ class RequestScheduler:
         drop_leading_space: bool = False,
     ) -> None:
         self._token_bytes = token_bytes
-        self._limits = limits
         self._observer: Observer = observer or NoObserver()
         self._drop_leading_space = drop_leading_space
-        self._budget = Budget(limits.max_inflight_bytes)
-        self._pace = Pace()
+        self._intake = Intake(limits, self._observer)
+        self._budget = self._intake.budget
         self._engine: EngineClient | None = None
+        self._feeding = False
+        """The engine takes new choices; else it is being drained, or there is none."""
+        self._refusal: Callable[[], Busy] | None = None
+        """Why arrivals are held although the engine takes what was admitted before them, if they are."""
+        self._back_at: float | None = None
+        """When an engine is expected to be there again."""
         self._max_batch = 0
         self._next_sequence = 1
         self._queue: deque[Record] = deque()
@@ -85,9 +63,8 @@ class RequestScheduler:
         """What the engine has: also choices that ended here, until it says that their blocks have returned."""
         self._open: dict[int, Generation] = {}
         """The request of every choice that has not ended, by sequence."""
-        self._held: dict[Generation, asyncio.TimerHandle] = {}
-        self._draining = False
-        self._closed = False
+        self._held = Held(limits.hold_s, self._give_up_holding)
+        self._replay = Replay()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -101,12 +78,34 @@ class RequestScheduler:
     @property
     def waiting(self) -> int:
         """Choices in the queue of an engine that is there."""
-        return len(self._queue) if self._engine is not None else 0
+        return len(self._queue) if self._feeding else 0
 
     @property
     def held(self) -> int:
-        """Choices in the queue while there is no engine."""
-        return len(self._queue) if self._engine is None else 0
+        """Choices that have arrived and are not admitted, and those in the queue while no engine takes them."""
+        return self._held.choices + (0 if self._feeding else len(self._queue))
+
+    @property
+    def busy(self) -> bool:
+        """The engine has something to do."""
+        return bool(self._at_engine)
+
+    @property
+    def longest_prefill(self) -> int:
+        """Tokens of the longest text that the engine may be computing from its beginning; 0 when all decode."""
+        return max((r.length for r in self._at_engine.values() if not r.went_on and r.outcome is None), default=0)
+
+    @property
+    def context_needed(self) -> int:
+        """Tokens that the longest of all requests at hand may come to."""
+        records = [record for generation in set(self._open.values()) for record in generation.choices]
+        return max((len(r.prompt_ids) + r.request.max_tokens for r in records if r.outcome is None), default=0)
+
+    @property
+    def retry_after_s(self) -> float:
+        """In how many seconds an engine should be there again."""
+        rest = 0.0 if self._back_at is None else self._back_at - time.monotonic()
+        return rest if rest > 0 else RETRY_AFTER_UNKNOWN_S
 
     @property
     def inflight_bytes(self) -> int:
@@ -114,27 +113,11 @@ class RequestScheduler:
 
     @property
     def draining(self) -> bool:
-        return self._draining
+        return self._intake.draining
 
-    @contextmanager
-    def hold(self) -> Iterator[Callable[[int], None]]:
-        """For bytes of a request before its admission: count them with the callable, which raises QueueFull.
-
-        They count until the block is left.
-        """
-        held = 0
-
-        def count(amount: int) -> None:
-            nonlocal held
-            if self._budget.used + amount > self._budget.limit:
-                self._refuse_for_memory()
-            self._budget.used += amount
-            held += amount
-
-        try:
-            yield count
-        finally:
-            self._budget.used -= held
+    def hold(self) -> AbstractContextManager[Callable[[int], None]]:
+        """See Intake.hold."""
+        return self._intake.hold()
 
     # Requests come and go.
 
@@ -146,7 +129,9 @@ class RequestScheduler:
         Raises QueueFull, Draining or EngineUnavailable, and then keeps nothing of it.
         """
         held_bytes = body_bytes + prompt_bytes(choices)
-        self._refuse_if_full(len(choices), held_bytes)
+        waiting = len(self._queue) + self._held.choices
+        places = self._max_batch - len(self._at_engine) if self._feeding else 0
+        self._intake.check(len(choices), held_bytes, waiting=waiting, places=places)
         now = time.monotonic()
         records = [
             Record(self._next_sequence + n, request_id, n, choice, self._text(choice), self._budget, cache_scope, now)
@@ -156,14 +141,12 @@ class RequestScheduler:
         generation = Generation(request_id, records, self, held_bytes)
         self._budget.used += held_bytes
         self._open.update((record.sequence, generation) for record in records)
-        self._queue.extend(records)
         self._idle.clear()
-        if self._engine is None:
-            loop = asyncio.get_running_loop()
-            self._held[generation] = loop.call_later(self._limits.hold_s, self._give_up_holding, generation)
-        else:
+        if self._feeding and self._refusal is None:
             self._welcome(generation)
             self._feed()
+        else:
+            self._held.add(generation)
         return generation
 
     def cancel(self, generation: Generation) -> None:
@@ -180,7 +163,7 @@ class RequestScheduler:
 
     def drain(self) -> None:
         """Refuse everything new from now on; what was admitted goes on."""
-        self._draining = True
+        self._intake.draining = True
 
     async def idle(self) -> None:
         """Wait until every admitted request has ended."""
@@ -191,32 +174,65 @@ class RequestScheduler:
         for generation in set(self._open.values()):
             self.fail(generation, error)
 
+    def hold_arrivals(self, refusal: Callable[[], Busy]) -> None:
+        """Hold what arrives from now on, while what was admitted goes on; `refusal` is for whoever waits too long."""
+        self._refusal = refusal
+
+    def admit_arrivals(self) -> None:
+        """The end of `hold_arrivals`."""
+        self._refusal = None
+        if self._feeding:
+            self._welcome_held()
+
     # Engines come and go.
 
-    def attach(self, engine: EngineClient, max_batch: int) -> None:
-        """An engine is ready: what waits goes to it, in order of admission."""
+    def attach(self, engine: EngineClient, max_batch: int, when_replayed: Callable[[], None] = lambda: None) -> None:
+        """An engine is ready: what waits goes to it, what was held is admitted.
+
+        `when_replayed` is called once everything that had been interrupted has gone on or ended.
+        """
         assert self._engine is None
         assert not self._at_engine
         self._engine = engine
+        self._feeding = True
+        self._back_at = None
         self._max_batch = max_batch
-        for generation, timer in self._held.items():
-            timer.cancel()
-            self._welcome(generation)
-        self._held.clear()
+        if self._refusal is None:
+            self._welcome_held()
         self._feed()
+        self._replay.tell_when_over(when_replayed)
 
-    def detach(self) -> None:
-        """The engine is gone: what it had not finished waits in front of the queue, to go on from its records."""
-        lost = [record for record in self._at_engine.values() if record.outcome is None]
+    def pause(self) -> None:
+        """Give the engine nothing more: it is being drained. What it still says is taken; then comes `detach`."""
+        self._feeding = False
+
+    def detach(self, *, crashed: bool) -> None:
+        """The engine is gone: what it had not finished waits in front of the queue, to go on from its records.
+
+        The shortest comes first, so that most go on soonest. A request that is to blame for the crash fails.
+        """
+        at_engine = list(self._at_engine.values())
         self._engine = None
+        self._feeding = False
         self._at_engine.clear()
-        for record in lost:
-            record.resumed += 1
-        self._queue.extendleft(sorted(lost, key=lambda record: record.sequence, reverse=True))
+        culprit = self._replay.interrupt(at_engine, crashed=crashed)
+        lost = sorted(
+            (record for record in at_engine if record.outcome is None),
+            key=lambda record: (record.length, record.sequence),
+        )
+        self._observer.interrupted(queued=len(self._queue), at_engine=lost)
+        self._queue.extendleft(reversed(lost))
+        if culprit is not None:
+            log.error("request=%s is given up: engines crash under it, also when it is alone", culprit.request_id)
+            self.fail(self._open[culprit.sequence], GenerationFailed("poison", "The engine crashes at this request."))
+
+    def expect_engine(self, in_s: float | None) -> None:
+        """When the next engine should be there, for whoever is sent away until then."""
+        self._back_at = None if in_s is None else time.monotonic() + in_s
 
     def close(self) -> None:
         """There will be no engine any more: every request ends, and new ones are refused."""
-        self._closed = True
+        self._intake.closed = True
         self.fail_all(EngineUnavailable())
 
     def on_step(self, step: Step) -> None:
@@ -225,9 +241,11 @@ class RequestScheduler:
         at_engine = self._at_engine
         for sequence, cached in step.admitted:
             record = at_engine.get(sequence)
-            if record is not None and record.cached_tokens is None:
-                record.cached_tokens = cached
+            if record is not None:
+                self._note_start(record, cached)
         self._hand_out(step, now)
+        if self._replay:
+            self._replay.go_on([at_engine[token.sequence] for token in step.tokens if token.sequence in at_engine])
         for sequence in step.released:
             record = at_engine.get(sequence)
             if record is not None and record.outcome is None:
@@ -246,6 +264,13 @@ class RequestScheduler:
         self._feed()
 
     # Inside.
+
+    def _note_start(self, record: Record, cached: int) -> None:
+        """The engine starts this choice, or goes on with it, and has found so many of its tokens in the cache."""
+        if record.cached_tokens is None:
+            record.cached_tokens = min(cached, len(record.prompt_ids))
+        elif record.resumed and not record.went_on:
+            self._observer.recomputed(record.length - cached)
 
     def _hand_out(self, step: Step, now: float) -> None:
         news: list[Generation] = []
@@ -287,14 +312,25 @@ class RequestScheduler:
 
     def _feed(self) -> None:
         engine = self._engine
-        if engine is None:
+        if engine is None or not self._feeding:
             return
-        while self._queue and len(self._at_engine) < self._max_batch:
-            record = self._queue.popleft()
+        for record in self._next():
             self._at_engine[record.sequence] = record
             if record.submitted_at is None:
                 record.submitted_at = time.monotonic()
             engine.submit(record.submit())
+
+    def _next(self) -> Iterable[Record]:
+        """Whoever is next takes itself out of the queue."""
+        places = self._max_batch - len(self._at_engine)
+        if self._replay.suspects:
+            for record in self._replay.next_suspects(self._at_engine.values())[:places]:
+                self._queue.remove(record)
+                yield record
+            return
+        while self._queue and places > 0:
+            places -= 1
+            yield self._queue.popleft()
 
     def _end_all(self, generation: Generation, outcome: Outcome) -> None:
         now = time.monotonic()
@@ -303,7 +339,7 @@ class RequestScheduler:
             if record.outcome is None:
                 if record.sequence in self._at_engine:
                     at_engine.append(record.sequence)
-                else:
+                elif generation.is_admitted:
                     self._queue.remove(record)
                 self._end(record, generation, outcome, now)
         if at_engine and self._engine is not None:
@@ -315,13 +351,14 @@ class RequestScheduler:
         record.end(outcome, now, generation.failure)
         del self._open[record.sequence]
         generation.open_choices -= 1
+        if self._replay:
+            self._replay.go_on([record])
         if generation.is_admitted:
-            self._pace.count(now)
+            self._intake.pace.count(now)
             self._observer.finished(record)
         if not generation.open_choices:
-            timer = self._held.pop(generation, None)
-            if timer is not None:
-                timer.cancel()
+            if generation in self._held:
+                self._observer.held(self._held.remove(generation))
             generated = sum(len(record.generated_ids) for record in generation.choices)
             self._budget.used -= generation.held_bytes + TOKEN_BYTES * generated
         if not self._open:
@@ -329,35 +366,27 @@ class RequestScheduler:
 
     def _welcome(self, generation: Generation) -> None:
         generation.is_admitted = True
+        self._queue.extend(generation.choices)
         self._observer.request_admitted(generation)
         generation.wake()
 
+    def _welcome_held(self) -> None:
+        now = time.monotonic()
+        for generation in self._held:
+            self._observer.held(self._held.remove(generation))
+            for record in generation.choices:
+                record.admitted_at = now
+            self._welcome(generation)
+        self._feed()
+
     def _give_up_holding(self, generation: Generation) -> None:
-        self._observer.rejected("engine_unavailable")
-        self.fail(generation, EngineUnavailable("The engine is being restarted.", retry_after_s=RETRY_AFTER_UNKNOWN_S))
-
-    def _refuse_if_full(self, choices: int, held_bytes: int) -> None:
-        if self._draining:
-            self._observer.rejected("draining")
-            raise Draining
-        if self._closed:
-            self._observer.rejected("engine_unavailable")
-            raise EngineUnavailable
-        free = self._max_batch - len(self._at_engine) if self._engine is not None else 0
-        if len(self._queue) + choices > self._limits.max_queue + free:
-            self._observer.rejected("queue_full")
-            raise QueueFull(retry_after_s=self._retry_after_s())
-        if self._budget.used + held_bytes > self._budget.limit:
-            self._refuse_for_memory()
-
-    def _refuse_for_memory(self) -> NoReturn:
-        self._observer.rejected("queue_full")
-        raise QueueFull("The requests at hand take all the memory set aside.", retry_after_s=self._retry_after_s())
-
-    def _retry_after_s(self) -> float:
-        """Time in which the queue empties at the pace of late; the error bounds it."""
-        rate = self._pace.rate(time.monotonic())
-        return max(1, len(self._queue)) / rate if rate > 1e-3 else RETRY_AFTER_UNKNOWN_S
+        if self._feeding and self._refusal is not None:
+            refusal = self._refusal()
+        else:
+            refusal = EngineUnavailable("The engine is being restarted.", retry_after_s=self.retry_after_s)
+        assert refusal.code is not None
+        self._observer.rejected(refusal.code)
+        self.fail(generation, refusal)
 
     def _text(self, choice: ChoiceRequest) -> TextStream:
         return TextStream(self._token_bytes, choice.stops, drop_leading_space=self._drop_leading_space)

@@ -10,17 +10,20 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
 
+from app.boot import Boot, fingerprint
 from app.demo_model import DemoModelError, ensure_demo_model
+from app.fallback import fallbacks
 from app.settings import Settings, engine_variables
 from app.sockets import Sockets, bound
 from app.state import StateFolder, read_keys
-from engine.client import EngineEvents, EngineLauncher, EngineProcess
-from engine.errors import ConfigError
+from engine.client import CarryMemory, EngineEvents, EngineLauncher, EngineProcess
+from engine.config import EngineConfig
+from engine.errors import ConfigError, EngineDied, HandshakeError
 from engine.messages import Failed, Ledger, LoadProgress, Step
 
 
@@ -39,6 +42,10 @@ class Start:
     admin_key: str
     admin_key_shown: str
     """Where the key is, and on a terminal what it is."""
+    engine_config: EngineConfig
+    """What is asked of every engine, with no part left out."""
+    carry: CarryMemory
+    boot: Boot
 
 
 def serve(settings: Settings, began: float, check: bool = False) -> None:
@@ -51,9 +58,28 @@ def serve(settings: Settings, began: float, check: bool = False) -> None:
         api_keys = read_keys(Path(settings.api_key_file), "--api-key-file") if settings.api_key_file else []
         admin_key, shown = _admin_key(settings, state)
         path = settings.model or _demo_model(settings)
-        launcher = EngineLauncher.open(settings.engine_config(path), engine_variables(settings))
+        asked = settings.engine_config(path)
+        launcher = EngineLauncher.open(asked, engine_variables(settings), settings.reload_carry_mib)
         stack.callback(launcher.close)
-        uvloop.run(_run(Start(settings, began, check, sockets, path, api_keys, admin_key, shown), launcher))
+        boot = Boot(state.path, fingerprint(asked, launcher.build), settings.reload_per_hour)
+        start = Start(settings, began, check, sockets, path, api_keys, admin_key, shown, asked, launcher.carry, boot)
+        _attempt(start, launcher)
+
+
+def _attempt(start: Start, launcher: EngineLauncher) -> None:
+    """One life of the service, of which the next one is told how it ended if no engine ever served."""
+    boot = start.boot
+    boot.begin()
+    first = replace(launcher, config=fallbacks(start.engine_config, None, boot.without)[0])
+    try:
+        uvloop.run(_run(start, first))
+    except (EngineDied, HandshakeError) as error:
+        boot.failed(str(error))
+        raise
+    except BaseException:
+        boot.ended()
+        raise
+    boot.ended()
 
 
 def _demo_model(settings: Settings) -> str:
@@ -99,7 +125,8 @@ class HeadStart:
 @asynccontextmanager
 async def _head_start(launcher: EngineLauncher) -> AsyncIterator[HeadStart]:
     first = launcher(1, _Unheard())
-    await first.spawn(successor=False)
+    # Where there are cards it only prepares: it may load once no other service does.
+    await first.spawn(successor=launcher.config.device != "cpu" or launcher.config.simulated_gpus is not None)
     await asyncio.sleep(0)  # the handshake's first word leaves before this thread is busy
     engines = HeadStart(launcher, first)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from starlette.types import Receive, Scope
 
 from app.access import Keyring
-from app.errors import Busy, Draining, EngineLoading, EngineUnavailable, ModelNotFound
+from app.errors import Busy, Draining, EngineLoading, EngineStuck, EngineUnavailable, ModelNotFound
 from app.metrics import ServingMetrics
 from app.model import ServedModel
 from app.prompts import Prompts
@@ -32,6 +32,8 @@ class Service:
     ops_hosts: tuple[str, ...]
     delivery: Delivery
     max_body_mib: int
+    sheds: bool = False
+    """Over a reload this instance is not ready, so that others get the requests."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -59,7 +61,16 @@ class Service:
             return EngineLoading()
         if phase == "stopped" or self.scheduler.draining:
             return Draining()
+        if phase == "stuck":
+            return EngineStuck()
         return EngineUnavailable() if phase == "failed" else None
+
+    def unreadiness(self) -> Busy | None:
+        """Why a balancer should send nothing now. One that sheds is not ready from the first sign of a reload on."""
+        refusal = self.refusal()
+        if refusal is None and self.sheds and self.supervisor.reloading:
+            return EngineUnavailable("The engine is being replaced.", retry_after_s=self.scheduler.retry_after_s)
+        return refusal
 
     def require_model(self, name: str) -> None:
         if name != self.model_id:
@@ -73,6 +84,7 @@ class Service:
             "ullage_num_requests_waiting": scheduler.waiting,
             "ullage_num_requests_held": scheduler.held,
             "ullage_engine_up": supervisor.phase == "ready",
+            "ullage_reload_in_progress": supervisor.reloading,
         }
         if supervisor.phase == "ready":
             known["ullage_kv_cache_usage_perc"] = self.metrics.kv_usage

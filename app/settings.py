@@ -97,7 +97,8 @@ class Settings(WatchdogSettings, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=1024)], Meta(description="MiB of one request body; beyond it 413")
     ] = 64
     request_timeout: Annotated[
-        Annotated[float, Meta(gt=0, le=1e7)], Meta(description="seconds that one request may take, its wait included")
+        Annotated[float, Meta(gt=0, le=1e7)],
+        Meta(description="seconds that one request may take from its admission on"),
     ] = 3600.0
     drain_timeout: Annotated[
         Annotated[float, Meta(ge=0, le=1e7)], Meta(description="seconds that running requests get after SIGTERM")

@@ -48,7 +48,6 @@ class PlainResponse:
         generation = self._generation
         transcripts = [Transcript() for _ in generation.choices]
         async with attended(generation, receive, self._delivery.request_timeout_s):
-            await generation.admitted()
             async for events in generation.events():
                 for event in events:
                     transcripts[event.index].add(event)
@@ -72,7 +71,6 @@ class StreamResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
         async with attended(generation, receive, self._delivery.request_timeout_s):
-            await generation.admitted()
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             try:
                 await self._write(send)
@@ -93,13 +91,19 @@ class StreamResponse:
 
 @asynccontextmanager
 async def attended(generation: Generation, receive: Receive, limit_s: float) -> AsyncIterator[None]:
-    """Give the generation up when the client leaves, when its time is over, and at the latest on leaving."""
-    timer = asyncio.get_running_loop().call_later(limit_s, generation.fail, RequestTimedOut(limit_s))
+    """Enter once the generation is admitted, or raise why it is not; its time counts from there.
+
+    Give it up when the client leaves, when its time is over, and at the latest on leaving.
+    """
     watch = asyncio.create_task(_cancel_when_gone(generation, receive))
+    timer: asyncio.TimerHandle | None = None
     try:
+        await generation.admitted()
+        timer = asyncio.get_running_loop().call_later(limit_s, generation.fail, RequestTimedOut(limit_s))
         yield
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
         watch.cancel()
         generation.cancel()
 

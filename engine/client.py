@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from engine.build import build_id
+from engine.carry_memory import CarryMemory
 from engine.child import Child
 from engine.config import EngineConfig
 from engine.errors import EngineDied, EngineError, HandshakeError, LoadRefused, ModelFileError
@@ -44,6 +45,8 @@ from engine.messages import (
     Trimmed,
     Welcome,
 )
+
+__all__ = ["CarryMemory", "EngineClient", "EngineEvents", "EngineLauncher", "EngineProcess"]
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,9 @@ class EngineClient(Protocol):
         On any error and on cancellation nothing is left of the engine. Raises LoadRefused (bad file, no room),
         HandshakeError (another build), EngineDied (anything else).
         """
+
+    async def abandon(self) -> None:
+        """End by force what is not serving yet, told to nobody; returns when nothing is left of it."""
 
     def submit(self, submit: Submit) -> None:
         """Queue one sequence. Never blocks; has no effect on an engine that has died (`on_dead` follows)."""
@@ -141,7 +147,12 @@ class EngineProcess:
         self._command = command
         self._reader = FrameReader(TO_SERVICE, generation)
         self._child = Child(self)
+        loop = asyncio.get_running_loop()
+        self._prepared: asyncio.Future[None] = loop.create_future()
+        self._ready: asyncio.Future[Ready] = loop.create_future()
+        self._gone: asyncio.Future[str] = loop.create_future()
         self._spawned = False
+        self._successor = True
         self._welcomed = False
         self._serving = False
         self._stopping = False
@@ -160,10 +171,6 @@ class EngineProcess:
         Then `listen`, `prepare` and `load`, or `abandon`. Raises EngineDied when the process cannot be started.
         """
         self._spawned = True
-        loop = asyncio.get_running_loop()
-        self._prepared: asyncio.Future[None] = loop.create_future()
-        self._ready: asyncio.Future[Ready] = loop.create_future()
-        self._gone: asyncio.Future[str] = loop.create_future()
         self._successor = successor
         if not successor:
             self._prepared.set_result(None)
@@ -171,7 +178,7 @@ class EngineProcess:
         descriptors = [fd for fd in (hello.model_fd, hello.carry_fd) if fd is not None]
         await self._child.start(self._command, self._env, descriptors)
         self.send(hello)
-        self._handshake = loop.call_later(HANDSHAKE_TIMEOUT_S, self._miss_handshake)
+        self._handshake = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._miss_handshake)
 
     def listen(self, events: EngineEvents) -> None:
         """Whom to tell from now on."""
@@ -204,8 +211,9 @@ class EngineProcess:
         for future in (self._prepared, self._ready):
             if not future.cancel() and not future.cancelled():
                 future.exception()  # it failed by itself, and nobody else will ask
-        self.kill()
-        await self.wait()
+        if self.pid is not None:
+            self.kill()
+            await self.wait()
 
     def submit(self, submit: Submit) -> None:
         self.send(submit)
@@ -353,13 +361,13 @@ class EngineLauncher:
 
     config: EngineConfig
     model_fd: int
-    carry_fd: int
-    """Memory in which KV is carried from one engine to the next; every engine inherits it."""
+    carry: CarryMemory
+    """In which KV is carried from one engine to the next; every engine inherits it."""
     env: Mapping[str, str]
     build: str = field(default_factory=build_id)
 
     @classmethod
-    def open(cls, config: EngineConfig, env: Mapping[str, str]) -> "EngineLauncher":
+    def open(cls, config: EngineConfig, env: Mapping[str, str], carry_mib: int | None = None) -> "EngineLauncher":
         """Open the model file once, for every engine to come. `env` is added to the children's environment.
 
         Raises ModelFileError when it cannot be opened.
@@ -370,13 +378,14 @@ class EngineLauncher:
         except (OSError, ValueError) as error:
             problem = error.strerror if isinstance(error, OSError) else str(error)
             raise ModelFileError(config.model_path, "file", problem or "cannot be opened") from error
-        return cls(config, model_fd, os.memfd_create("ullage-kv"), env)
+        return cls(config, model_fd, CarryMemory(carry_mib), env)
 
     def __call__(self, generation: int, events: EngineEvents) -> EngineProcess:
+        carry_fd = self.carry.descriptor
         return EngineProcess(
-            self.config, generation, self.model_fd, events, build=self.build, env=self.env, carry_fd=self.carry_fd
+            self.config, generation, self.model_fd, events, build=self.build, env=self.env, carry_fd=carry_fd
         )
 
     def close(self) -> None:
         os.close(self.model_fd)
-        os.close(self.carry_fd)
+        self.carry.close()

@@ -129,6 +129,11 @@ class FakeEngine:
         await self.prepare()
         return await self.load(EngineConfig(model_path="fake"), restore=False)
 
+    async def abandon(self) -> None:
+        if not self.unkillable:
+            self._end("given up")
+        await self.wait()
+
     def submit(self, submit: Submit) -> None:
         if self._ended.done():
             return

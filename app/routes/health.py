@@ -1,12 +1,14 @@
 """GET /live, /ready, /health: answered from the service's own loop, never through the engine.
 
-/live says that this process answers (200 also while it loads, drains or waits for a new engine); /ready, and /health as
-other servers call it, say that a request would be admitted now.
+/live says that this process answers (200 also while it loads, drains or waits for a new engine; 503 only when an engine
+that cannot be killed is in the way of the next); /ready, and /health as other servers call it, say that a request would
+be admitted now, or held for as long as a reload takes.
 """
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.errors import EngineStuck
 from app.service import Service
 
 OK = b'{"status":"ok"}'
@@ -17,12 +19,15 @@ def _json(body: bytes) -> Response:
 
 
 async def live(request: Request) -> Response:
+    service: Service = request.app
+    if service.supervisor.phase == "stuck":
+        raise EngineStuck
     return _json(OK)
 
 
 async def ready(request: Request) -> Response:
     service: Service = request.app
-    refusal = service.refusal()
+    refusal = service.unreadiness()
     if refusal is not None:
         raise refusal
     return _json(OK)

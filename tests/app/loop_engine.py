@@ -8,11 +8,12 @@ import asyncio
 from collections.abc import Callable
 
 from engine.client import EngineEvents
+from engine.config import EngineConfig
 from engine.errors import EngineDied
 from engine.framing import TO_ENGINE, TO_SERVICE, FrameReader, encode
 from engine.kv_cache.blocks import BlockPool
 from engine.loop import EngineLoop
-from engine.messages import Cancel, Failed, Ready, Step, Submit, ToEngine, ToService
+from engine.messages import Cancel, Checkpointed, Failed, Ready, Step, Submit, ToEngine, ToService
 from engine.scheduler import Scheduler
 from tests.engine.scripted import ScriptedPipeline
 
@@ -31,6 +32,7 @@ class LoopEngine:
         self._inbox: list[ToEngine] = []
         self._outbox: list[ToService] = []
         self._turn_due = False
+        self._resting = False
         self._alive = True
         self._cancelled_at: dict[int, int] = {}
         self.steps_to_release: dict[int, int] = {}
@@ -40,14 +42,34 @@ class LoopEngine:
         self.scheduler = Scheduler(self.pool, max_batch, max_context=200, prefill_chunk=3, prefill_chunk_idle=8)
         self._loop = EngineLoop(ScriptedPipeline(BLOCK_TOKENS), self.scheduler, self, self)
 
-    async def start(self) -> Ready:
-        await asyncio.sleep(0)
-        if not self._alive:
-            raise EngineDied("killed while loading")
+    async def prepare(self) -> None:
+        await self._turns(2)
+
+    async def load(self, config: EngineConfig, restore: bool) -> Ready:
+        await self._turns(2)
         self.serving = True
-        for _ in range(3):  # between the arrival of Ready and the one who waits for it an engine may die too
-            await asyncio.sleep(0)
+        await self._turns(3, alive=False)  # between Ready's arrival and the one who waits for it it may die too
         return Ready("test", 200, self._max_batch, "f32", self.pool.n_blocks, 0, 0, 0.0)
+
+    async def abandon(self) -> None:
+        self._alive = False
+
+    async def checkpoint(self, budget_bytes: int) -> Checkpointed:
+        """What it has sent by now arrives, and nothing else."""
+        self._resting = True
+        await self._turns(3)
+        return Checkpointed(1, 1, 0.0)
+
+    async def _turns(self, count: int, *, alive: bool = True) -> None:
+        """Turns of the event loop, as any answer takes. Cancelled, or killed meanwhile, it is gone."""
+        try:
+            for _ in range(count):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._alive = False
+            raise
+        if alive and not self._alive:
+            raise EngineDied("killed")
 
     def submit(self, submit: Submit) -> None:
         self._receive(submit)
@@ -73,7 +95,12 @@ class LoopEngine:
                 asyncio.get_running_loop().call_soon(self._events.on_dead, "killed")
 
     async def wait(self) -> str:
+        assert not self._alive
         return "killed"
+
+    def hang(self) -> None:
+        """Live and do nothing."""
+        self._resting = True
 
     @property
     def idle(self) -> bool:
@@ -101,7 +128,7 @@ class LoopEngine:
     def _turn(self) -> None:
         """One turn of the engine; what it sent arrives on the turn of the event loop after it."""
         self._turn_due = False
-        if not self._alive:
+        if not self._alive or self._resting:
             return
         self._loop.step()
         self.pool.audit(sequence.blocks for sequence in self.scheduler.holding())

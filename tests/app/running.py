@@ -15,6 +15,7 @@ from app.service import Service
 from app.settings import Settings
 from app.sockets import Sockets, bind, url
 from engine.client import EngineEvents
+from engine.config import EngineConfig
 from engine.fake import FakeEngine, Script
 from engine.messages import Ready
 from tests.app.byte_model import byte_model
@@ -31,8 +32,8 @@ def says(text: str) -> list[int]:
 class NotYet(FakeEngine):
     """An engine that is for ever about to be ready."""
 
-    async def start(self) -> Ready:
-        await super().start()
+    async def load(self, config: EngineConfig, restore: bool) -> Ready:
+        await super().load(config, restore)
         await asyncio.Event().wait()
         raise AssertionError
 

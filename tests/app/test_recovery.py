@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from app.errors import Draining, EngineUnavailable, ShutDown
+from app.errors import ApiError, Draining, EngineUnavailable, ShutDown
 from app.generation import Generation
 from app.observer import NoObserver
 from app.record import ChoiceRequest
-from app.recovery import Backoff, EngineSupervisor
+from app.recovery import Backoff, EngineSupervisor, Patience
 from app.scheduler import Limits, RequestScheduler
 from engine.client import EngineEvents
+from engine.config import EngineConfig
 from engine.errors import EngineDied, EngineError, HandshakeError, LoadRefused
 from engine.fake import FakeEngine
 from engine.messages import LoadProgress, Sampling, Step
@@ -20,6 +21,7 @@ from engine.messages import LoadProgress, Sampling, Step
 TOKEN_BYTES = [bytes([97 + n]) for n in range(26)]
 SCRIPT = [n % 26 for n in range(200)]
 TEXT = b"".join(TOKEN_BYTES[token] for token in SCRIPT).decode()
+CONFIG = EngineConfig(model_path="fake")
 IMPATIENT = Backoff(first_s=0.0, tries=3)
 
 
@@ -39,7 +41,8 @@ class Bench:
         self.errors = errors or {}
         self.observer = Restarts()
         self.scheduler = RequestScheduler(TOKEN_BYTES, Limits(), self.observer)
-        self.supervisor = EngineSupervisor(self._make, self.scheduler, self.observer, backoff)
+        patience = Patience(backoff=backoff)
+        self.supervisor = EngineSupervisor(self._make, CONFIG, self.scheduler, self.observer, patience=patience)
         self.on_step: Callable[[FakeEngine, Step], None] = lambda engine, step: None
 
     def _make(self, generation: int, events: EngineEvents) -> FakeEngine:
@@ -146,25 +149,29 @@ async def test_a_row_of_failed_starts_ends() -> None:
     await bench.supervisor.stop(1)
 
 
-async def test_a_request_that_kills_every_engine_does_not_do_so_for_ever() -> None:
-    """Engines that start and die without a token count as failed starts."""
-    bench = Bench()
+async def test_engines_that_live_in_vain_are_not_started_for_ever() -> None:
+    """Requests are given up one by one, but when nothing at all comes of engine after engine it is not they."""
+    bench = Bench(backoff=Backoff(first_s=0.0, lives=7))
     await bench.supervisor.start()
-    refuse_to_live = bench.admit()
+    requests = [bench.admit() for _ in range(4)]
 
     async def kill_each() -> None:
         while bench.supervisor.phase != "failed":
             if bench.supervisor.phase == "ready":
                 bench.engines[-1].hang()
-                bench.engines[-1].die("poisoned")
+                bench.engines[-1].die("broken")
             await asyncio.sleep(0)
 
     killer = asyncio.create_task(kill_each())
-    with pytest.raises(EngineUnavailable):
-        await text(refuse_to_live)
+    codes = []
+    for generation in requests:
+        with pytest.raises(ApiError) as caught:
+            await text(generation)
+        codes.append(caught.value.code)
     await killer
-    assert "poisoned (3 starts in a row failed)" in str(bench.supervisor.failure)
-    assert len(bench.engines) == 4
+    assert codes == ["poison", "poison", "poison", "engine_unavailable"]
+    assert "broken (7 starts in a row failed)" in str(bench.supervisor.failure)
+    assert bench.observer.reasons == ["crash"] * 6
 
 
 async def test_progress_breaks_the_row() -> None:
@@ -190,6 +197,7 @@ async def test_a_long_life_breaks_the_row() -> None:
 def test_waits_grow_and_are_bounded() -> None:
     backoff = Backoff(first_s=0.5, longest_s=8.0)
     assert [backoff.wait_s(n) for n in range(7)] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
+    assert [backoff.wait_s(0, n) for n in (1, 8, 9, 10, 20)] == [0.0, 0.0, 0.5, 1.0, 8.0]
 
 
 async def test_changed_files_are_said_and_not_respawned(caplog: pytest.LogCaptureFixture) -> None:
@@ -235,7 +243,7 @@ async def test_a_bug_in_recovery_is_not_silent(caplog: pytest.LogCaptureFixture,
     bench = Bench()
     await bench.supervisor.start()
 
-    def broken(self: Backoff, failures: int) -> float:
+    def broken(self: Backoff, failed: int, in_vain: int) -> float:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(Backoff, "wait_s", broken)

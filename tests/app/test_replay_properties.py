@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,16 +21,19 @@ from app.errors import ApiError, EngineUnavailable, GenerationFailed, RequestTim
 from app.generation import Generation
 from app.observer import NoObserver
 from app.record import ChoiceEvent, ChoiceRequest, Record
-from app.recovery import Backoff, EngineSupervisor
+from app.recovery import Backoff, EngineSupervisor, Patience, ReloadInProgress
 from app.scheduler import Limits, RequestScheduler
 from app.text.stream import TextStream
 from engine.client import EngineEvents
+from engine.config import EngineConfig
 from engine.messages import Sampling, Submit
 from tests.app.loop_engine import LoopEngine
 from tests.engine.scripted import VOCAB, expected_tokens
 
 TOKEN_BYTES = [b"", b"\xe2\x82", b"\xac", b"\xf0\x9f", b"\x98\x80", *(bytes([97 + n % 5]) for n in range(VOCAB - 5))]
 """Few letters and pieces of characters, so that stop strings and held-back text are common."""
+
+CONFIG = EngineConfig(model_path="scripted")
 
 Returned = TypeVar("Returned")
 Deed = Callable[["World", Generation], None]
@@ -44,15 +48,52 @@ def die(world: "World", generation: Generation) -> None:
 def die_and_again(world: "World", generation: Generation) -> None:
     """The second death comes while the first is being mended, or shortly after."""
     die(world, generation)
+    in_turns(world.turns_to_second_death, lambda: die(world, generation))
+
+
+def in_turns(turns: int, happen: Callable[[], None]) -> None:
+    """After so many turns of the event loop."""
     loop = asyncio.get_running_loop()
 
     def wait(turns: int) -> None:
         if turns:
             loop.call_soon(wait, turns - 1)
         else:
-            die(world, generation)
+            happen()
 
-    wait(world.turns_to_second_death)
+    wait(turns)
+
+
+def hang(world: "World", generation: Generation) -> None:
+    """The engine stops working, and that is found out."""
+    life = world.supervisor._current
+    if life is not None:
+        world.engines[-1].hang()
+        world.supervisor._lose(life, "hang", "told to")
+
+
+def reload(world: "World", generation: Generation) -> None:
+    with suppress(ReloadInProgress, ApiError):
+        world.supervisor.reload("operator")
+
+
+def reload_and_die(world: "World", generation: Generation) -> None:
+    """The old engine or its successor, whichever is there, dies during the reload or shortly after."""
+    reload(world, generation)
+    in_turns(world.turns_to_second_death, lambda: die(world, generation))
+
+
+def reload_and_lose_the_old_one(world: "World", generation: Generation) -> None:
+    old = world.supervisor.engine
+    reload(world, generation)
+    if old is not None:
+        in_turns(world.turns_to_second_death, old.kill)
+
+
+def reload_twice(world: "World", generation: Generation) -> None:
+    """The second may be refused."""
+    reload(world, generation)
+    in_turns(3 * world.turns_to_second_death, lambda: reload(world, generation))
 
 
 def fail_in_engine(world: "World", generation: Generation) -> None:
@@ -72,8 +113,9 @@ def be_cut_off(world: "World", generation: Generation) -> None:
     world.tasks[generation.request_id].cancel()
 
 
-DEEDS: tuple[Deed, ...] = (die, die_and_again, fail_in_engine, run_out_of_time, leave, be_cut_off)
-HARMLESS = (die, die_and_again)
+RELOADS: tuple[Deed, ...] = (reload, reload_and_die, reload_and_lose_the_old_one, reload_twice)
+HARMLESS: tuple[Deed, ...] = (die, die_and_again, hang, *RELOADS)
+DEEDS: tuple[Deed, ...] = (*HARMLESS, fail_in_engine, run_out_of_time, leave, be_cut_off)
 
 
 class CountedAwaits(Awaitable[Returned]):
@@ -191,7 +233,8 @@ class World:
         self.engines: list[LoopEngine] = []
         self.books = Books()
         self.scheduler = RequestScheduler(TOKEN_BYTES, Limits(), self.books)
-        self.supervisor = EngineSupervisor(self._engine, self.scheduler, backoff=Backoff(first_s=0.0))
+        patience = Patience(backoff=Backoff(first_s=0.0))
+        self.supervisor = EngineSupervisor(self._engine, CONFIG, self.scheduler, patience=patience)
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.told: dict[str, list[Told]] = {}
         self.errors: dict[str, BaseException] = {}
@@ -233,8 +276,14 @@ class World:
         async with asyncio.timeout(5):
             await asyncio.gather(*self.tasks.values())
             await self.scheduler.idle()
-            while self.supervisor.phase == "recovering" or not self.engines[-1].idle:  # noqa: ASYNC110  # test doubles
+            while self.supervisor.reloading or not self._engine_idle:  # noqa: ASYNC110  # test doubles
                 await asyncio.sleep(0)
+
+    @property
+    def _engine_idle(self) -> bool:
+        engine = self.supervisor.engine
+        assert isinstance(engine, LoopEngine | None)
+        return engine is None or engine.idle
 
     def audit(self) -> None:
         """One end for every choice, and nothing is left of any."""
@@ -247,10 +296,12 @@ class World:
         scheduler = self.scheduler
         assert (scheduler.running, scheduler.waiting, scheduler.held) == (0, 0, 0)
         assert scheduler._at_engine == {}
-        assert scheduler._held == {}
+        assert list(scheduler._held) == []
+        assert not scheduler._replay
         assert scheduler._open == {}
         assert scheduler.inflight_bytes == 0
-        engine = self.engines[-1]
+        engine = self.supervisor.engine
+        assert isinstance(engine, LoopEngine)
         assert max(engine.steps_to_release.values(), default=0) <= 2
         assert engine.pool.used == 0
         assert engine.scheduler.holding() == []

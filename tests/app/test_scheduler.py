@@ -8,9 +8,10 @@ import pytest
 
 from app.errors import Draining, EngineUnavailable, GenerationFailed, QueueFull, RequestTimedOut, ShutDown
 from app.generation import Generation
+from app.limits import PACE_WINDOW_S, Pace
 from app.observer import NoObserver
 from app.record import ChoiceRequest, Record
-from app.scheduler import PACE_WINDOW_S, Limits, Pace, RequestScheduler
+from app.scheduler import Limits, RequestScheduler
 from engine.messages import Failed, Sampling, Step, StepStats, Submit, Token
 
 TOKEN_BYTES = [bytes([97 + n]) for n in range(26)]
@@ -278,7 +279,7 @@ async def test_retry_after_follows_the_pace(monkeypatch: pytest.MonkeyPatch) -> 
     bench = Bench(max_batch=1, max_queue=10).attach()
     bench.admit(n=11)
     for rate, seconds in ((2.0, 5), (0.1, 60), (1000.0, 1), (0.0, 10)):
-        monkeypatch.setattr(bench.scheduler._pace, "rate", lambda now, rate=rate: rate)
+        monkeypatch.setattr(bench.scheduler._intake.pace, "rate", lambda now, rate=rate: rate)
         with pytest.raises(QueueFull) as caught:
             bench.admit()
         assert caught.value.headers["retry-after"] == str(seconds)
@@ -354,7 +355,7 @@ async def test_the_death_of_an_engine_puts_its_choices_in_front_in_order() -> No
     bench.step([(1, 0), (2, 1), (3, 2)])
     bench.step([(1, 3), (2, 3, "length")])
     generations[2].cancel()
-    bench.scheduler.detach()
+    bench.scheduler.detach(crashed=True)
     assert bench.places == (0, 0, 3)
     assert bench.engine.order == [1, 2, 3]
     bench.step([(1, 9)])
@@ -397,7 +398,7 @@ async def test_the_wait_for_an_engine_is_bounded() -> None:
 async def test_who_has_been_admitted_waits_for_the_next_engine_without_a_limit() -> None:
     bench = Bench(hold_s=0.01).attach()
     generation = bench.admit()
-    bench.scheduler.detach()
+    bench.scheduler.detach(crashed=True)
     await asyncio.sleep(0.05)
     bench.engine = StillEngine()
     bench.attach()
@@ -420,7 +421,7 @@ async def test_when_there_will_be_no_engine_any_more() -> None:
     bench = Bench().attach()
     generation = bench.admit()
     bench.step([(1, 0)])
-    bench.scheduler.detach()
+    bench.scheduler.detach(crashed=True)
     held = bench.admit()
     bench.scheduler.close()
     for ended in (generation, held):
