@@ -80,6 +80,10 @@ class EngineClient(Protocol):
     @property
     def generation(self) -> int: ...
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process whose memory on a device is this engine's; None if it has none of its own."""
+
     async def prepare(self) -> None:
         """Start, import and parse, without touching a device. Errors as `load`."""
 

@@ -75,6 +75,7 @@ class FakeEngine:
     poison: int | None = None
     """The step in which a sequence with this id in its prompt would start kills the engine instead."""
     devices: Sequence[DeviceReady] = ()
+    pid: int | None = None
     rungs: dict[str, RungResult] = field(default_factory=dict)
     """What a trim of each rung answers; one that is not here is a noop."""
     carry: Carry = field(default_factory=Carry)
