@@ -302,7 +302,12 @@ class EngineSupervisor:
             return
         self._observer.engine_restarted(reload.restart)
         self._enter(reload, "replay")
-        self._scheduler.attach(life.engine, ready.max_batch, lambda: self._reloads.end("ok"))
+        self._scheduler.attach(life.engine, ready.max_batch, lambda: self._replayed(reload))
+
+    def _replayed(self, reload: Reload) -> None:
+        """Everything that had been interrupted has gone on, or has ended: perhaps with the service itself."""
+        if reload is self._reloads.now:
+            self._reloads.end("ok")
 
     async def _measure(self, before: Sequence[CardReading]) -> None:
         """What the reload gave back."""

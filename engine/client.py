@@ -85,7 +85,7 @@ class EngineClient(Protocol):
         """Of the process whose memory on a device is this engine's; None if it has none of its own."""
 
     async def prepare(self) -> None:
-        """Start, import and parse, without touching a device. Errors as `load`."""
+        """Start, import and parse, without touching a device; asked again, it says how that went. Errors as `load`."""
 
     async def load(self, config: EngineConfig, restore: bool) -> Ready:
         """Plan with the room there is now, load, and take over carried KV if `restore`.

@@ -90,6 +90,7 @@ class FakeEngine:
     _cancelled: list[int] = field(default_factory=list)
     _refusals: deque[str] = field(default_factory=deque)
     _next: asyncio.Handle | None = None
+    _prepared: bool = False
     _serving: bool = False
     _stopping: bool = False
     _hung: bool = False
@@ -100,7 +101,8 @@ class FakeEngine:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def prepare(self) -> None:
-        await self._pass("prepare")
+        await self._pass(None if self._prepared else "prepare")
+        self._prepared = True
 
     async def load(self, config: EngineConfig, restore: bool) -> Ready:
         self.config = config
