@@ -50,7 +50,7 @@ class NoCards:
 
 
 async def settle(
-    cards: Cards, before: Sequence[CardReading], *, timeout_s: float, poll_s: float = 0.1
+    cards: Cards, before: Sequence[CardReading], *, timeout_s: float, poll_s: float = 0.05
 ) -> Mapping[int, int | None]:
     """Wait until every device of `before` has its memory back in two readings in a row, or for `timeout_s`.
 
