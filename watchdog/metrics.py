@@ -205,73 +205,7 @@ WATCHDOG = (
     ),
 )
 
-RELOAD = (
-    Row(
-        "counter",
-        "ullage_reloads_total",
-        "Replacements of the engine",
-        ("reason", "result"),
-        _counted(lambda counts: counts.reloads),
-    ),
-    Row(
-        "histogram",
-        "ullage_reload_phase_duration_seconds",
-        "How long each phase of a reload took",
-        ("phase",),
-        _counted(lambda counts: counts.reload_seconds),
-    ),
-    Row(
-        "gauge",
-        "ullage_reload_in_progress",
-        "1 while the engine is being replaced",
-        (),
-        lambda scrape: [((), float(scrape.status.reloading))],
-    ),
-    Row(
-        "counter",
-        "ullage_reload_returned_bytes_total",
-        "Bytes that reloads gave back",
-        ("device",),
-        _counted(lambda counts: counts.reload_returned),
-    ),
-    Row(
-        "counter",
-        "ullage_requests_replayed_total",
-        "Requests that went on with another engine, by where they were",
-        ("stage",),
-        _counted(lambda counts: counts.replayed),
-    ),
-    Row(
-        "counter",
-        "ullage_replay_recomputed_tokens_total",
-        "Tokens prefilled again for requests that went on",
-        (),
-        _counted(lambda counts: counts.recomputed),
-    ),
-    Row(
-        "counter",
-        "ullage_requests_lost_total",
-        "Admitted requests that we ended; stays 0",
-        ("reason",),
-        _counted(lambda counts: counts.lost),
-    ),
-    Row(
-        "histogram",
-        "ullage_request_held_seconds",
-        "How long requests waited for a reload",
-        (),
-        _counted(lambda counts: counts.held_seconds),
-    ),
-    Row(
-        "histogram",
-        "ullage_stream_max_gap_seconds",
-        "Longest silence inside one stream",
-        (),
-        _counted(lambda counts: counts.gap_seconds),
-    ),
-)
-
-TABLE = MEMORY + WATCHDOG + RELOAD
+TABLE = MEMORY + WATCHDOG
 
 
 class WatchdogCollector(Collector):

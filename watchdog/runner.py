@@ -137,11 +137,16 @@ class Runner:
         """When automatic reloads of the last hour began: the budget, which outlives the service."""
         return self._reloads if self._watch is None else self._watch.policy.reloads
 
+    def idle_free(self, device: int) -> int | None:
+        """Idle free bytes of a device, as far as they are known by now."""
+        if self._watch is None:
+            return None
+        return self._watch.devices[device].idle.idle_free(self._holdings[device].released)
+
     def status(self, now: float, wall: float) -> Status:
         """Everything that may be shown; `wall` is `now` in Unix time."""
         devices = tuple(self._status(device, now) for device in self._sampler.snapshot().devices)
-        reloading = self._watch is not None and self._watch.policy.reloading is not None
-        return Status(now, wall, devices, reloading or self._engine == "reloading")
+        return Status(now, wall, devices)
 
     def _begin(self, ready: _Ready, snapshot: Snapshot, now: float) -> None:
         """Begin once every device has been read since ready, or has had its time to be."""

@@ -53,7 +53,6 @@ class Status:
     at: float
     wall: float
     devices: tuple[DeviceStatus, ...] = ()
-    reloading: bool = False
     requests: bool = True
     """Whether requests are seen; a watchdog without a service sees none, and says nothing per request."""
 

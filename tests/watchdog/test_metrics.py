@@ -60,26 +60,21 @@ def counts() -> Counts:
     counts = Counts(devices=2)
     counts.trimmed(1, Rung.ELASTIC, "ok", 64 * MIB, 0.02)
     counts.trimmed(1, Rung.POOLS, "noop", -2 * MIB, 0.001)
-    counts.reloaded("vram_growth", "ok", {"drain": 0.2, "load": 1.5, "total": 2.25}, {0: 10 * MIB, 1: 200 * MIB})
-    counts.request_replayed("decode", 128)
-    counts.request_held(1.25)
-    counts.stream_gap(1.5)
     return counts
 
 
-def exposition(*devices: DeviceStatus, reloading: bool = False, happened: Counts | None = None) -> str:
-    status = Status(100.0, 1_700_000_100.0, devices, reloading)
+def exposition(*devices: DeviceStatus, happened: Counts | None = None) -> str:
+    status = Status(100.0, 1_700_000_100.0, devices)
     return generate_latest(alone(lambda: status, happened or Counts(2))).decode()
 
 
 def test_golden() -> None:
-    assert exposition(BLIND, GROWING, reloading=True, happened=counts()) == GOLDEN.read_text(encoding="utf-8")
+    assert exposition(BLIND, GROWING, happened=counts()) == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_before_anything_is_known_counters_are_zero_and_gauges_absent() -> None:
     text = exposition()
     assert "ullage_vram_" not in text
-    assert 'ullage_requests_lost_total{reason="oom"} 0.0' in text
     assert 'ullage_watchdog_trims_total{device="1",result="failed",rung="elastic"} 0.0' in text
     assert set(re.findall(r"^(?!#).* (\S+)$", text, re.MULTILINE)) == {"0.0"}
     assert "_created" not in text
@@ -119,15 +114,11 @@ def test_names_keep_the_rules_of_the_linter(row) -> None:
 
 def test_the_table_names_each_family_once() -> None:
     names = [row.name for row in TABLE]
-    assert len(names) == len(set(names)) == 34
+    assert len(names) == len(set(names)) == 25
 
 
 def test_only_label_values_of_the_closed_sets_are_counted() -> None:
     happened = Counts(devices=1)
     with pytest.raises(AssertionError, match="was not created at zero"):
         happened.trimmed(1, Rung.POOLS, "ok", 0, 0.0)
-    with pytest.raises(AssertionError, match="was not created at zero"):
-        happened.request_lost("bad luck")
-    with pytest.raises(AssertionError, match="was not created at zero"):
-        happened.reloaded("vram_floor", "half", {}, {})
     assert set(happened.trims) == set(product(["0"], [str(rung) for rung in list(Rung)[:5]], ["ok", "noop", "failed"]))

@@ -179,14 +179,13 @@ def test_reloads_spend_a_budget_that_outlives_the_engine() -> None:
             break
     assert isinstance(bench.begun[-1], Reload)
     assert len(bench.runner.reloads) == 1
-    assert bench.runner.status(0.0, 0.0).reloading
     bench.engine = "reloading"
     bench.tick(9 * GIB)
+    assert bench.status().state is State.RELOAD
     bench.engine = "serving"
     bench.ready()
     bench.tick(480 * MIB)
     assert len(bench.runner.reloads) == 1
-    assert not bench.runner.status(0.0, 0.0).reloading
     assert bench.status().state is State.OK
 
 
@@ -202,9 +201,11 @@ def test_the_budget_of_an_earlier_service_counts() -> None:
 
 def test_an_operators_reload_costs_no_budget_and_a_failed_one_is_over(bench: Bench) -> None:
     bench.runner.reload_begun(bench.source.now)
-    assert bench.runner.status(0.0, 0.0).reloading
+    bench.tick()
+    assert bench.status().state is State.RELOAD
     bench.runner.reload_failed(bench.source.now)
-    assert not bench.runner.status(0.0, 0.0).reloading
+    bench.tick()
+    assert bench.status().state is State.OK
     assert bench.runner.reloads == ()
 
 
