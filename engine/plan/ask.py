@@ -54,6 +54,8 @@ class Ask:
     reserve_later_mib: int | None = None
     """In place of `reserve_mib` on cards without the first stage, once the layers have been split."""
     shadow: bool = False
+    few_graphs: bool = False
+    """Only the largest row counts are captured: slower, for a card on which not everything has gone well."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that cannot be meant."""

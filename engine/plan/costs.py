@@ -45,21 +45,3 @@ class Costs:
 
 
 COSTS = Costs()
-
-
-def captured_rows(max_batch: int) -> list[int]:
-    """Row counts for which decode is captured: powers of two up to the first that holds a whole batch."""
-    return [1 << power for power in range((max_batch - 1).bit_length() + 1)]
-
-
-PROMPT_TAIL_ROWS = 256
-"""Chunks of up to so many rows are captured too."""
-
-
-def graph_bytes(costs: Costs, *, layers: int, max_batch: int, samples: bool) -> int:
-    """Graphs of one stage: forward for every captured row count; sample for every decode one, on the last stage."""
-    decode, tails = captured_rows(max_batch), captured_rows(PROMPT_TAIL_ROWS)
-    nodes = len({*decode, *tails}) * layers * costs.nodes_per_layer
-    if samples:
-        nodes += len(decode) * costs.nodes_per_sample
-    return nodes * costs.graph_node

@@ -8,8 +8,9 @@ from engine.config import BLOCK_TOKENS
 from engine.kv_cache.geometry import KvGeometry
 from engine.memory.owners import Owner
 from engine.plan.ask import Ask
-from engine.plan.costs import Costs, graph_bytes
+from engine.plan.costs import Costs
 from engine.plan.demand import Demand
+from engine.plan.graphs import GraphKeys
 from engine.plan.split import Room, Split, bounds, rooms
 
 Stage = tuple[int, int, int]
@@ -61,8 +62,8 @@ class Arithmetic:
 
     def graphs(self, stage: int, layers: int) -> int:
         samples = stage == self.n_stages - 1
-        size = graph_bytes(self.costs, layers=layers, max_batch=self.ask.max_batch, samples=samples)
-        return self.costs.granules(size)
+        keys = GraphKeys.of(self.ask.max_batch, samples=samples, few=self.ask.few_graphs)
+        return self.costs.granules(keys.nbytes(self.costs, layers))
 
     def kv(self, layers: int) -> KvGeometry:
         needs = self.needs
