@@ -26,6 +26,8 @@ class Ledger:
     def __init__(self, devices: Iterable[int], card: Card | None = None) -> None:
         self._bytes: dict[int, dict[Owner, int]] = {device: dict.fromkeys(CHARGED, 0) for device in devices}
         self._card = card
+        self.changes = 0
+        """How often anything has changed."""
 
     def charge(self, device: int, owner: Owner, size: int) -> None:
         """Raises OutOfMemory where the card has less free; then nothing is charged."""
@@ -41,6 +43,7 @@ class Ledger:
         if self._card is not None:
             self._card.resize(device, owner, size)
         self._bytes[device][owner] = size
+        self.changes += 1
 
     def held(self, device: int, owner: Owner | None = None) -> int:
         """Bytes of one owner, or of all."""
