@@ -102,6 +102,15 @@ class BlockPool:
         fingerprint, name = (part.encode("utf-8", "surrogatepass") for part in (self._fingerprint, scope))
         return _digest(len(fingerprint).to_bytes(8, "little") + fingerprint + name)
 
+    def private_key(self, root: bytes, owner: int) -> bytes:
+        """Where the chain of a sequence begins that shares with nobody."""
+        return _digest(root + owner.to_bytes(8, "little"), b"private")
+
+    def tail_key(self, parent: bytes, tokens: list[int], owner: int) -> bytes:
+        """Key of a block that is not full, which only the sequence `owner` may take up, for it goes on writing it."""
+        assert len(tokens) < self.block_tokens
+        return _digest(parent + array("i", tokens).tobytes() + owner.to_bytes(8, "little"), b"tail")
+
     def next_key(self, parent: bytes, tokens: list[int]) -> bytes:
         """Key of one full block after the text that `parent` stands for."""
         assert len(tokens) == self.block_tokens
@@ -118,6 +127,15 @@ class BlockPool:
             self._wake(block)
             self._groups.count(block, held=1)
         self._holders[block] += 1
+        return block
+
+    def claim(self, key: bytes) -> int:
+        """The idle block labelled `key` for one writer; its label goes, what it holds stays."""
+        block = self._block_of[key]
+        self._wake(block)
+        self._unlabel(block)
+        self._groups.count(block, held=1)
+        self._holders[block] = 1
         return block
 
     def label(self, block: int, key: bytes) -> None:
@@ -212,6 +230,6 @@ class BlockPool:
         assert self._block_of == {key: block for block, key in self._key_of.items()}, "labels and blocks disagree"
 
 
-def _digest(data: bytes) -> bytes:
+def _digest(data: bytes, kind: bytes = b"") -> bytes:
     # 128 bits of a real hash: a forged collision would show one user another's text.
-    return blake2b(data, digest_size=16).digest()
+    return blake2b(data, digest_size=16, person=kind).digest()

@@ -5,11 +5,15 @@ with each token and can be put back only to where a snapshot was taken. The sche
 prefix match, preemption, carry-over and rollback ask the kind, and where a model mixes kinds, all must agree.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Protocol
 
 from engine.kv_cache.blocks import BlockPool
 from engine.sequence import Sequence
+
+_TAIL = struct.Struct("<16sQQ")
+"""Of a block that is not full: its key, the sequence that may take it up, the tokens in it."""
 
 
 class SequenceState(Protocol):
@@ -46,19 +50,25 @@ class SequenceState(Protocol):
 class StateKind(SequenceState, Protocol):
     """One kind, with the pieces of its storage that outlive sequences."""
 
-    def carried(self) -> list[tuple[bytes, int]]:
-        """(key, place in the storage) of what another engine could take over, most worth keeping first."""
+    def carried(self, live: list[Sequence]) -> list[tuple[bytes, int]]:
+        """(key, place in the storage) of what another engine could take over, most worth keeping first: the state of
+        `live` sequences, then what is cached. No launched step names any of them."""
 
     def adopt(self, key: bytes) -> int | None:
         """The place to write one carried piece to, from then on cached; None when there is no room for it."""
 
 
 class PagedKV:
-    """Keys and values in blocks of a pool; full blocks of accepted tokens are shared between sequences."""
+    """Keys and values in blocks of a pool; full blocks of accepted tokens are shared between sequences.
+
+    A block that is not full is its sequence's own; it has a key only on its way from one engine to another.
+    """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self._tokens = pool.block_tokens
+        self._tails: dict[int, tuple[bytes, int]] = {}
+        """Carried blocks that are not full, by the sequence that may take them up: key, and tokens in it."""
 
     def fits(self, length: int) -> bool:
         return self._blocks(length) <= self._pool.n_blocks
@@ -66,7 +76,7 @@ class PagedKV:
     def match(self, sequence: Sequence, limit: int) -> int:
         full = limit // self._tokens
         found = next((i for i in range(full) if self._pool.find(self._key(sequence, i)) is None), full)
-        return found * self._tokens
+        return found * self._tokens + self._tail(sequence, found, limit)
 
     def admits(self, sequence: Sequence, matched: int, others: int) -> bool:
         shared = matched // self._tokens
@@ -77,6 +87,9 @@ class PagedKV:
     def restore(self, sequence: Sequence, length: int) -> None:
         sequence.cached_blocks = length // self._tokens
         sequence.blocks = [self._pool.share(self._key(sequence, i)) for i in range(sequence.cached_blocks)]
+        if length % self._tokens:
+            key, _ = self._tails.pop(sequence.submit.sequence)
+            sequence.blocks.append(self._pool.claim(key))
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
         missing = self._blocks(length) - len(sequence.blocks)
@@ -116,22 +129,57 @@ class PagedKV:
         for block in reversed(given_back):
             self._pool.release(block)
 
-    def carried(self) -> list[tuple[bytes, int]]:
-        return self._pool.labelled()
+    def carried(self, live: list[Sequence]) -> list[tuple[bytes, int]]:
+        pieces: dict[bytes, int] = {}
+        for sequence in live:
+            full, rest = divmod(sequence.stored, self._tokens)
+            for i in range(full):
+                pieces.setdefault(self._key(sequence, i), sequence.blocks[i])
+            if rest:
+                tail = _TAIL.pack(self._tail_key(sequence, full, rest), sequence.submit.sequence, rest)
+                pieces[tail] = sequence.blocks[full]
+        for key, block in self._pool.labelled():
+            pieces.setdefault(key, block)
+        return list(pieces.items())
 
     def adopt(self, key: bytes) -> int | None:
-        return self._pool.adopt(key)
+        if len(key) != _TAIL.size:
+            return self._pool.adopt(key)
+        digest, owner, tokens = _TAIL.unpack(key)
+        block = self._pool.adopt(digest)
+        if block is not None:
+            self._tails[owner] = digest, tokens
+        return block
+
+    def _tail(self, sequence: Sequence, full: int, limit: int) -> int:
+        """Tokens in the carried block that goes on after `full` blocks of this sequence; 0 if there is none."""
+        key, tokens = self._tails.get(sequence.submit.sequence, (b"", 0))
+        if not tokens or full * self._tokens + tokens > limit or self._pool.find(key) is None:
+            return 0
+        return tokens if key == self._tail_key(sequence, full, tokens) else 0
 
     def _blocks(self, length: int) -> int:
         return -(-length // self._tokens)
 
+    def _parent(self, sequence: Sequence, index: int) -> bytes:
+        """What block `index` of a sequence follows on."""
+        if index:
+            return self._key(sequence, index - 1)
+        root = self._pool.root_key(sequence.submit.cache_scope)
+        return root if sequence.submit.cache_prompt else self._pool.private_key(root, sequence.submit.sequence)
+
     def _key(self, sequence: Sequence, index: int) -> bytes:
         keys = sequence.keys
         while len(keys) <= index:
-            parent = keys[-1] if keys else self._pool.root_key(sequence.submit.cache_scope)
             start = len(keys) * self._tokens
+            parent = self._parent(sequence, len(keys))
             keys.append(self._pool.next_key(parent, sequence.tokens(start, start + self._tokens)))
         return keys[index]
+
+    def _tail_key(self, sequence: Sequence, full: int, tokens: int) -> bytes:
+        start = full * self._tokens
+        text = sequence.tokens(start, start + tokens)
+        return self._pool.tail_key(self._parent(sequence, full), text, sequence.submit.sequence)
 
     def _labelled(self, sequence: Sequence, index: int) -> int:
         block = self._pool.find(self._key(sequence, index))

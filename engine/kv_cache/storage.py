@@ -25,6 +25,12 @@ SLACK = 16
 """Elements after the last one that a kernel may read, for it reads sixteen at a time."""
 
 
+def cpu_kv_dtype(setting: str) -> KvDtype:
+    """What `--kv-dtype` means on the CPU, where `auto` is f32."""
+    names: dict[str, KvDtype] = {"auto": "f32", "f32": "f32", "f16": "f16", "int8": "int8"}
+    return names[setting]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KvStorage:
     """`data` [layers, 2, blocks, kv heads, 64, dim] as STORED says; int8 values are multiplied by `scales`, the bits

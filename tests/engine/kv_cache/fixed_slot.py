@@ -7,9 +7,12 @@ is an AssertionError. Copies are queued with the steps, as on a device's stream.
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from engine.sequence import StepPlan
 from tests.engine.scripted import ScriptedPipeline, digest
+
+VOID = b"nothing stored: "
 
 
 @dataclass
@@ -68,7 +71,7 @@ class FixedSlot:
         self.pipeline = pipeline
         self.every = every
         self.n_snapshots = n_snapshots
-        self.taken: OrderedDict[tuple, int] = OrderedDict()
+        self.taken: OrderedDict[bytes, int] = OrderedDict()
 
     def fits(self, length):
         return True
@@ -116,7 +119,7 @@ class FixedSlot:
             key = self.key(sequence, at)
             assert self.taken[key] == snapshot
             # The place stays counted, under a key that nothing matches.
-            self.taken[("void", snapshot)] = self.taken.pop(key)
+            self.taken[VOID + bytes([snapshot])] = self.taken.pop(key)
         return True
 
     def in_use(self, snapshot):
@@ -130,8 +133,9 @@ class FixedSlot:
             snapshot = self.taken[self.key(sequence, length)] if length else None
             self.pipeline.load(sequence.slot, snapshot, length)
 
-    def carried(self):
-        return [(key, snapshot) for key, snapshot in reversed(self.taken.items()) if key[0] != "void"]
+    def carried(self, live):
+        """Where a live sequence is now cannot be put back: only snapshots can."""
+        return [(key, snapshot) for key, snapshot in reversed(self.taken.items()) if not key.startswith(VOID)]
 
     def adopt(self, key):
         if key in self.taken or len(self.taken) == self.n_snapshots:
@@ -141,4 +145,5 @@ class FixedSlot:
         return self.taken[key]
 
     def key(self, sequence, length):
-        return sequence.submit.cache_scope, tuple(sequence.tokens(0, length))
+        text = sequence.submit.cache_scope, tuple(sequence.tokens(0, length))
+        return blake2b(repr(text).encode(), digest_size=16).digest()
