@@ -48,6 +48,8 @@ class WatchedLoop(Protocol):
 
     steps: int
     turn_began: float | None
+    kind: str
+    longest: dict[str, float]
 
 
 class Heart(threading.Thread):
@@ -79,5 +81,6 @@ class Heart(threading.Thread):
         loop = self._loop
         if loop is None:
             return Heartbeat(0, True, now - self._began)
-        began = loop.turn_began
-        return Heartbeat(loop.steps, began is not None, 0.0 if began is None else now - began)
+        began, kind = loop.turn_began, loop.kind
+        age = 0.0 if began is None else now - began
+        return Heartbeat(loop.steps, began is not None, age, kind, loop.longest.get(kind, 0.0))

@@ -95,6 +95,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """A token of these ends the sequence with `stop`; it is reported and counted, its text is not shown."""
     cache_prompt: bool = True
     cache_scope: str = ""
+    poison: bool = False
+    """The fault `poison` is meant for this one's user."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -188,6 +190,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """Layers of each stage."""
     dropped: list[str] = []
     """Optional parts that the plan left out: "shadow", "graph buckets"."""
+    skipped_blocks: int = 0
+    """Carried blocks that were not used: another model, type or arithmetic, or a wrong checksum."""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
@@ -250,19 +254,13 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
     busy: bool
     step_seconds: float
     """Age of the running step, 0 when none runs."""
+    kind: str = "load"
+    """What runs: "load", "decode", "prefill", "trim" or "checkpoint"."""
+    longest_seconds: float = 0.0
+    """The longest step of that kind that this engine has done."""
 
 
 ToEngine = Hello | Load | Submit | Cancel | Stop | Checkpoint | Trim | Grow
 ToService = (
-    Welcome
-    | Prepared
-    | LoadProgress
-    | Ready
-    | LoadFailed
-    | Step
-    | Failed
-    | Heartbeat
-    | Trimmed
-    | Checkpointed
-    | Ledger
+    Welcome | Prepared | LoadProgress | Ready | LoadFailed | Step | Failed | Heartbeat | Trimmed | Checkpointed | Ledger
 )

@@ -23,7 +23,11 @@ class Pipeline(Protocol):
         """
 
     def launch(self, plan: StepPlan) -> None:
-        """Queue one step; returns before it is done where the device allows."""
+        """Queue one step; returns before it is done where the device allows.
+
+        Raises OutOfMemory where the device has not enough for it: then nothing of it is queued, and it may be launched
+        again, or never, whole or with fewer rows.
+        """
 
     def collect(self) -> StepResult:
         """Wait for the oldest launched step. Raises RuntimeError when none is in flight."""

@@ -51,12 +51,14 @@ class Scheduler:
     ) -> None:
         self._pool = pool
         paged = PagedKV(pool)
-        self._state: SequenceState = EveryKind((paged, *other_kinds)) if other_kinds else paged
+        self.kinds: tuple[StateKind, ...] = (paged, *other_kinds)
+        self._state: SequenceState = EveryKind(self.kinds) if other_kinds else paged
         self._max_context = max_context
         self._chunk = prefill_chunk
         self._chunk_idle = prefill_chunk_idle
         self._chunk_fixed = prefill_chunk_fixed
         self._free_slots = list(reversed(range(max_batch)))
+        self._max_batch = self._most_running = max_batch
         self._by_id: dict[int, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -78,6 +80,11 @@ class Scheduler:
     def holding(self) -> list[Sequence]:
         """Every sequence that holds a slot and state."""
         return self._running + self._leaving
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Those that have been admitted and neither ended nor been preempted, oldest first."""
+        return list(self._running)
 
     def take_report(self) -> Report:
         report, self._report = self._report, Report()
@@ -155,6 +162,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         sequence.ended = True
+        self._most_running = self._max_batch
         del self._by_id[sequence.submit.sequence]
         (self._running if sequence in self._running else self._waiting).remove(sequence)
         self._leave(sequence)
@@ -189,12 +197,14 @@ class Scheduler:
 
     def admit(self) -> Sequence | None:
         """Start the oldest waiting sequence if no other prompt is being read and there is room for its own."""
-        if not self._waiting or not self._free_slots or any(sequence.reading for sequence in self._running):
+        if not self._waiting or not self._free_slots or len(self._running) >= self._most_running:
+            return None
+        if any(sequence.reading for sequence in self._running):
             return None
         sequence = self._waiting[0]
         assert sequence.slot < 0, "a preempted sequence is given back by the turn that preempted it"
         # At least one token is computed, for its logits.
-        matched = self._state.match(sequence, sequence.known - 1) if sequence.submit.cache_prompt else 0
+        matched = self._state.match(sequence, sequence.known - 1)
         if not self._state.admits(sequence, matched, len(self._running)):
             assert self._running or self._leaving, "an empty engine has no room for a sequence that fits"
             return None
@@ -279,6 +289,37 @@ class Scheduler:
         return PrefillChunk(
             sequence.slot, tokens, start, sequence.blocks, not sequence.reading, len(sequence.generated)
         )
+
+    def shed_newest(self, plan: StepPlan, message: str) -> StepPlan | None:
+        """There is no memory for the last planned step, not even with all earlier ones collected: what is left of it
+        without the newest sequence, which is preempted, or fails if it is the only one.
+
+        No other is admitted until one ends: memory for more than are left is not there.
+        """
+        [flight] = self._flights
+        assert flight.step == plan.step
+        if self._running:
+            newest = self._running[-1]
+            self._take_out(newest, flight)
+            if len(self._running) == 1:
+                self.fail(newest, "oom_alone", message)
+            else:
+                self._preempt_youngest()
+                self._most_running = len(self._running)
+        if all(sequence.ended for sequence, _ in flight.rows.values()):
+            self._dead_slots.clear()
+            self.apply(StepResult(plan.step, []))
+            return None
+        prefill = plan.prefill if plan.prefill and plan.prefill.slot in flight.rows else None
+        return StepPlan(plan.step, [row for row in plan.decode if row.slot in flight.rows], prefill)
+
+    def _take_out(self, sequence: Sequence, flight: _Flight) -> None:
+        """As if the step, which is not launched, had been planned without this sequence."""
+        if sequence.last_step == flight.step:
+            del flight.rows[sequence.slot]
+            sequence.last_step = self._collected_step
+            withdrawn = self._state.withdraw(sequence, sequence.stored)
+            assert withdrawn, "a step that was not launched has stored something"
 
     # Results.
 

@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 
+from engine.checkpoint import Carrier
 from engine.kv_cache.blocks import BlockPool
 from engine.loop import EngineLoop
 from engine.messages import Cancel, Failed, Step
 from engine.scheduler import Scheduler
 from tests.engine.scripted import ScriptedPipeline
+from tests.engine.scripted_pieces import EntryPieces, SnapshotPieces
 
 
 class Box:
@@ -26,7 +28,10 @@ class Box:
 
 
 class Engine:
-    """Feeds a loop and keeps what it says, by sequence."""
+    """Feeds a loop and keeps what it says, by sequence.
+
+    `cards`: TinyCards that the pool's memory is on. `carry`: the descriptor of memory in which state is carried.
+    """
 
     def __init__(
         self,
@@ -37,13 +42,20 @@ class Engine:
         eager=False,
         pipeline=None,
         elastic=None,
+        cards=None,
+        carry=None,
+        fingerprint="scripted",
         **rest,
     ):
         self.pool = BlockPool(n_blocks, block_tokens=block_tokens, **(elastic or {}))
         self.pipeline = pipeline or ScriptedPipeline(block_tokens, eager)
         self.scheduler = Scheduler(self.pool, max_batch, max_context, **rest)
         self.box = Box()
-        self.loop = EngineLoop(self.pipeline, self.scheduler, self.box, self.box)
+        self.ladder = cards.ladder(self.pool) if cards else None
+        pieces = [EntryPieces(self.pipeline), SnapshotPieces(self.pipeline)]
+        kinds = list(zip(self.scheduler.kinds, pieces, strict=False))
+        self.carrier = None if carry is None else Carrier(carry, fingerprint, kinds)
+        self.loop = EngineLoop(self.pipeline, self.scheduler, self.box, self.box, self.ladder, self.carrier)
         self.turns = 0
         self.tokens = defaultdict(list)
         self.ends = defaultdict(list)
@@ -51,6 +63,8 @@ class Engine:
         self.cached = defaultdict(list)
         self.released = []
         self.steps: list[Step] = []
+        self.answers = []
+        """What else it said."""
 
     def submit(self, *submits):
         self.box.incoming.extend(submits)
@@ -85,6 +99,9 @@ class Engine:
         for message in messages:
             if isinstance(message, Failed):
                 self.ends[message.sequence].append(message.code)
+                continue
+            if not isinstance(message, Step):
+                self.answers.append(message)
                 continue
             self.steps.append(message)
             for sequence, cached in message.admitted:

@@ -3,7 +3,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from engine.messages import Heartbeat
 class Watched:
     steps: int
     turn_began: float | None
+    kind: str = "prefill"
+    longest: dict[str, float] = field(default_factory=lambda: {"prefill": 4.5, "decode": 0.1})
 
 
 @pytest.fixture
@@ -33,9 +35,11 @@ def test_the_beat_of_a_load(heart: Heart) -> None:
 
 def test_the_beat_of_a_loop(heart: Heart) -> None:
     heart.watch(Watched(7, None))
-    assert heart.beat(100.0) == Heartbeat(7, False, 0.0)
+    assert heart.beat(100.0) == Heartbeat(7, False, 0.0, "prefill", 4.5)
     heart.watch(Watched(8, 97.5))
-    assert heart.beat(100.0) == Heartbeat(8, True, 2.5)
+    assert heart.beat(100.0) == Heartbeat(8, True, 2.5, "prefill", 4.5)
+    heart.watch(Watched(8, 97.5, "trim"))
+    assert heart.beat(100.0) == Heartbeat(8, True, 2.5, "trim", 0.0)
 
 
 @pytest.mark.parametrize(("before", "after"), [("0", "500"), ("-300", "500"), ("900", "900")])

@@ -1,14 +1,21 @@
 """Random lives of sequences through the whole scheduler: the books stay exact, every sequence ends once, and what it
 says depends on nothing but its own text."""
 
+import os
+
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.messages import Sampling, Submit
+from engine.checkpoint import PIECES_AT
+from engine.errors import OutOfMemory
+from engine.ladder import RUNGS
+from engine.messages import Checkpoint, Checkpointed, Grow, Sampling, Submit, Trim, Trimmed
 from tests.engine.engine_in_process import Engine
 from tests.engine.kv_cache.fixed_slot import FixedSlot, RecurrentPipeline
-from tests.engine.scripted import BAD_ROW, BAD_TOKEN, expected_tokens
+from tests.engine.scripted import BAD_ROW, BAD_TOKEN, ScriptedPipeline, expected_tokens
+from tests.engine.tiny_cards import GROUP_BLOCKS, PAGE, TinyCards
 
 MAX_CONTEXT = 40
 BLOCK_TOKENS = 4
@@ -109,7 +116,7 @@ class Lives(RuleBasedStateMachine):
             expected, reason = self.expected[sequence]
             assert found == expected[: len(found)]
             ends = self.engine.ends[sequence]
-            assert ends in ([], [reason], ["bad_row"])
+            assert ends in ([], [reason], ["bad_row"], ["oom_alone"])
             assert (ends == [reason]) == (found == expected)
 
     def teardown(self):
@@ -135,40 +142,98 @@ class Lives(RuleBasedStateMachine):
                 assert sequence in self.engine.released
 
 
-class BreathingLives(Lives):
-    """The same while the pool gives groups of blocks away, with what is stored in them, and takes them back empty."""
+class ShortPipeline(ScriptedPipeline):
+    """Refuses the next `refusals` launches."""
+
+    refusals = 0
+
+    def launch(self, plan):
+        if self.refusals:
+            self.refusals -= 1
+            raise OutOfMemory(0, "scratch", 4096, 0)
+        super().launch(plan)
+
+
+class HardLives(Lives):
+    """The same on cards: trims and growth at any moment, steps that run out of memory, engines that replace each other.
+
+    Groups of blocks that go take what is stored in them along.
+    """
 
     @precondition(lambda self: self.engine is None)
     @rule(n_blocks=st.integers(10, 24), max_batch=st.integers(1, 5), chunk=st.sampled_from([2, 7]), eager=st.booleans())
     def start(self, n_blocks, max_batch, chunk, eager):
-        self.engine = Engine(
-            n_blocks,
-            BLOCK_TOKENS,
-            max_batch,
-            MAX_CONTEXT,
-            eager,
-            elastic={"group_blocks": 3, "minimum": MAX_CONTEXT // BLOCK_TOKENS},
-            prefill_chunk=chunk,
-            prefill_chunk_idle=3 * chunk,
+        self.carry = os.memfd_create("carry")
+        self.settings = (n_blocks, BLOCK_TOKENS, max_batch, MAX_CONTEXT, eager)
+        self.chunk = chunk
+        self.engine = self.another()
+
+    def another(self):
+        eager = self.settings[-1]
+        return Engine(
+            *self.settings,
+            ShortPipeline(BLOCK_TOKENS, eager),
+            {"group_blocks": GROUP_BLOCKS, "minimum": MAX_CONTEXT // BLOCK_TOKENS},
+            TinyCards(),
+            self.carry,
+            prefill_chunk=self.chunk,
+            prefill_chunk_idle=3 * self.chunk,
         )
 
     @precondition(lambda self: self.engine is not None)
-    @rule(n_groups=st.integers(1, 5))
-    def shrink(self, n_groups):
-        gone = self.engine.pool.shrink(n_groups)
-        stored = self.engine.pipeline.storage
-        for place in [place for place in stored if place[0] // 3 in gone]:
+    @rule(
+        rung=st.sampled_from([*RUNGS, "elastic", "elastic"]), keep=st.integers(0, 8), device=st.sampled_from([None, 1])
+    )
+    def trim(self, rung, keep, device):
+        self.engine.box.incoming.append(Trim(1, rung, device, keep * PAGE))
+        self.turn_and_forget()
+
+    @precondition(lambda self: self.engine is not None)
+    @rule(pages=st.none() | st.integers(0, 8))
+    def grow(self, pages):
+        self.engine.box.incoming.append(Grow(1, bytes=None if pages is None else pages * PAGE))
+        self.turn_and_forget()
+
+    def turn_and_forget(self):
+        self.engine.turn()
+        assert isinstance(self.engine.answers[-1], Trimmed)
+        stored, gone = self.engine.pipeline.storage, self.engine.pool.absent_groups
+        for place in [place for place in stored if place[0] // GROUP_BLOCKS in gone]:
             del stored[place]
-        self.engine.audit()
 
-    @precondition(lambda self: self.engine is not None and self.engine.pool.absent_groups)
-    @rule(data=st.data())
-    def grow(self, data):
-        self.engine.pool.grow(data.draw(st.sampled_from(self.engine.pool.absent_groups)))
-        self.engine.audit()
+    @precondition(lambda self: self.engine is not None and self.engine.busy)
+    @rule(times=st.integers(1, 12))
+    def run_out_of_memory(self, times):
+        self.engine.pipeline.refusals = times
+        self.engine.turn()
+        self.engine.pipeline.refusals = 0
+
+    @precondition(lambda self: self.engine is not None)
+    @rule(budget=st.sampled_from([0, 5 * 8 * BLOCK_TOKENS, 1 << 30]), spoil=st.booleans())
+    def replace(self, budget, spoil):
+        old = self.engine
+        old.box.incoming.append(Checkpoint(budget))
+        old.turn()
+        done = next(answer for answer in old.answers if isinstance(answer, Checkpointed))
+        if spoil and done.blocks:
+            os.pwrite(self.carry, b"spoilt", PIECES_AT)
+        self.engine = self.another()
+        restored = self.engine.carrier.restore()
+        assert restored.skipped <= spoil
+        assert restored.pieces <= done.blocks
+        self.engine.tokens, self.engine.ends, self.engine.released = old.tokens, old.ends, old.released
+        for sequence, submit in self.submits.items():
+            if not old.ends.get(sequence) and sequence not in old.released:
+                known = [*submit.generated_ids, *old.tokens.get(sequence, [])]
+                self.engine.submit(msgspec.structs.replace(submit, generated_ids=known))
+
+    def teardown(self):
+        super().teardown()
+        if self.engine is not None:
+            os.close(self.carry)
 
 
-for machine, examples in ((Lives, 200), (BreathingLives, 60)):
+for machine, examples in ((Lives, 200), (HardLives, 120)):
     machine.TestCase.settings = settings(
         max_examples=examples,
         stateful_step_count=25,
@@ -177,4 +242,4 @@ for machine, examples in ((Lives, 200), (BreathingLives, 60)):
         suppress_health_check=[HealthCheck.too_slow],
     )
 TestLives = Lives.TestCase
-TestBreathingLives = BreathingLives.TestCase
+TestHardLives = HardLives.TestCase
