@@ -16,10 +16,11 @@ import numpy.typing as npt
 from engine.config import BLOCK_TOKENS, EngineConfig
 from engine.errors import ConfigError, DoesNotFit, EngineError
 from engine.gguf import open_gguf
+from engine.kv_cache.storage import cpu_kv_dtype
 from engine.memory.host import available_bytes
 from engine.model.config import ModelConfig
 from engine.model.size import kv_block_bytes, weights_bytes
-from engine.ops.cpu.load import cpu_kv_dtype, load_cpu
+from engine.ops.cpu.load import load_cpu
 from engine.ops.cpu.pipeline import SLICE_ROWS, CpuPipeline
 from engine.plan import plan_cpu
 

@@ -1,7 +1,8 @@
 """The engine process: `python -P -m engine.worker --socket-fd N`, a child of the service and of nobody else.
 
-Handshake, load, serve. The main thread does all of it; the second thread only beats the heart. Exit codes: 0 stopped in
-order, 2 the model or a setting was refused, 1 anything else. Its terminal is the service's log.
+Handshake, parse, load (a successor when it is told to), serve. The main thread does all of it; the second thread only
+beats the heart. Exit codes: 0 stopped in order, 2 the model or a setting was refused, 1 anything else. Its terminal is
+the service's log.
 """
 
 import argparse
@@ -10,45 +11,18 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
 from engine.build import build_id
 from engine.channel import Channel
-from engine.config import EngineConfig
-from engine.errors import ConfigError, DoesNotFit, HandshakeError, ModelFileError, ServiceGone
+from engine.errors import ConfigError, DoesNotFit, HandshakeError, ModelFileError, OutOfMemory, ServiceGone
 from engine.framing import ENVELOPE, FrameSplitter, encode
-from engine.gguf import GgufFile, open_gguf
-from engine.kv_cache.blocks import BlockPool
 from engine.lifeline import Heart, die_with_service, volunteer_for_the_oom_killer
-from engine.loop import EngineLoop
-from engine.memory.host import available_bytes
-from engine.messages import SCHEMA, Hello, LoadFailed, LoadProgress, Ready, Welcome
-from engine.model.config import ModelConfig
-from engine.model.size import kv_block_bytes, weights_bytes
-from engine.pipeline import Pipeline
-from engine.plan import plan_cpu
-from engine.scheduler import Scheduler
+from engine.load import import_backend, load, parse
+from engine.messages import SCHEMA, Hello, Load, LoadFailed, LoadProgress, Prepared, Stop, Welcome
 
 HANDSHAKE_TIMEOUT_S = 30.0
-
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """One device with the model loaded: what computes, and what it decided or has."""
-
-    pipeline: Pipeline
-    device: str
-    kv_dtype: str
-    kv_blocks: int
-    kv_bytes: int
-    weight_bytes: int
-    max_context: int
 
 
 def main() -> int:
@@ -73,12 +47,24 @@ def work(sock: socket.socket) -> int:
     """From handshake to the end; the exit code."""
     build = build_id()
     hello = greet(sock, build)
+    for descriptor in (hello.model_fd, hello.carry_fd):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
     channel = Channel(sock, hello.generation)
     heart = Heart(channel)
     heart.start()
     try:
-        loop, ready = load(hello, build, channel)
-    except (ModelFileError, DoesNotFit, ConfigError) as error:
+        channel.send(LoadProgress("header", 0, 1))
+        model = parse(hello.config.model_path, hello.model_fd, build)
+        channel.send(LoadProgress("header", 1, 1))
+        order: Load | None = Load(hello.config, restore=False)
+        if hello.successor:
+            import_backend()
+            order = told_to_load(channel)
+        if order is None:
+            return 0
+        loop, ready = load(order.config, model, channel, hello.carry_fd, restore=order.restore)
+    except (ModelFileError, DoesNotFit, ConfigError, OutOfMemory) as error:
         channel.send(LoadFailed(type(error).__name__, str(error)))
         return 2
     heart.watch(loop)
@@ -88,7 +74,7 @@ def work(sock: socket.socket) -> int:
 
 
 def greet(sock: socket.socket, build: str) -> Hello:
-    """The handshake; the service says Hello and then nothing more before Ready.
+    """The handshake; the service says Hello and then nothing more before Prepared or Ready.
 
     Our Welcome is sent even if the rest of the Hello makes no sense: it lets the service say what does not agree.
     Raises HandshakeError when service and engine are not of one build, ServiceGone when the service says nothing.
@@ -112,72 +98,18 @@ def greet(sock: socket.socket, build: str) -> Hello:
     return hello
 
 
-def load(hello: Hello, build: str, channel: Channel) -> tuple[EngineLoop, Ready]:
-    """Read, plan, allocate. Raises ModelFileError, DoesNotFit or ConfigError before anything large is allocated."""
-    began = time.monotonic()
-    config = hello.config
-    os.set_inheritable(hello.model_fd, False)
-
-    def progress(phase: str, done: int, total: int) -> None:
-        channel.send(LoadProgress(phase, done, total))
-
-    progress("header", 0, 1)
-    gguf = open_gguf(config.model_path, hello.model_fd)
-    model = ModelConfig.from_gguf(gguf)
-    progress("header", 1, 1)
-    try:
-        backend = load_backend(config, gguf, model, progress)
-    except MemoryError as error:
-        raise DoesNotFit(f"{config.model_path}: memory ran out while loading: {error}") from error
-    pool = BlockPool(backend.kv_blocks, fingerprint(hello.model_fd, backend.kv_dtype, build))
-    scheduler = Scheduler(
-        pool,
-        config.max_batch,
-        backend.max_context,
-        config.prefill_chunk,
-        config.prefill_chunk_idle,
-        config.prefill_chunk_fixed,
-    )
-    ready = Ready(
-        device=backend.device,
-        max_context=backend.max_context,
-        max_batch=config.max_batch,
-        kv_dtype=backend.kv_dtype,
-        kv_blocks=backend.kv_blocks,
-        kv_bytes=backend.kv_bytes,
-        weight_bytes=backend.weight_bytes,
-        load_seconds=time.monotonic() - began,
-    )
-    return EngineLoop(backend.pipeline, scheduler, channel, channel), ready
-
-
-def load_backend(config: EngineConfig, gguf: GgufFile, model: ModelConfig, progress: Progress) -> Backend:
-    """The one place where the device is chosen. Raises ConfigError for one that this build does not have."""
-    if config.device in ("auto", "cpu"):
-        return load_cpu_backend(config, gguf, model, progress)
-    raise ConfigError(f"--device {config.device}: this build runs on the cpu only")
-
-
-def load_cpu_backend(config: EngineConfig, gguf: GgufFile, model: ModelConfig, progress: Progress) -> Backend:
-    kv_dtype = "f32" if config.kv_dtype == "auto" else config.kv_dtype
-    plan = plan_cpu(
-        config,
-        model,
-        weight_bytes=weights_bytes(gguf, model),
-        block_bytes=kv_block_bytes(model, kv_dtype),
-        available_bytes=available_bytes(),
-    )
-    # Not at the top: it brings in numba, which takes longer than everything up to here and which no other device needs.
-    from engine.ops.cpu.load import load_cpu
-
-    pipeline = load_cpu(gguf, model, msgspec.structs.replace(config, kv_dtype=kv_dtype), plan.kv_blocks, progress)
-    return Backend(pipeline, "cpu", kv_dtype, plan.kv_blocks, plan.kv_bytes, plan.weight_bytes, plan.max_context)
-
-
-def fingerprint(model_fd: int, kv_dtype: str, build: str) -> str:
-    """Names all that the KV of a text depends on: the model file, how KV is kept, our arithmetic."""
-    status = os.fstat(model_fd)
-    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns} {kv_dtype} {build}"
+def told_to_load(channel: Channel) -> Load | None:
+    """Wait until a successor's turn has come; None when the service has no use for it any more."""
+    channel.send(Prepared())
+    while True:
+        for message in channel.poll(None):
+            match message:
+                case Load():
+                    return message
+                case Stop():
+                    return None
+                case _:
+                    raise HandshakeError(f"{type(message).__name__} is not for an engine that waits to be loaded")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from engine.plan.host import CPU_SLICE_ROWS, CpuPlan, plan_cpu
 from engine.plan.measured import mend_measured
 from engine.plan.mend import plan_cards
 from engine.plan.scratch import scratch_bytes
-from engine.plan.show import plan_data, plan_table, refusal
+from engine.plan.show import low_line, plan_data, plan_table, refusal
 from engine.plan.simulate import simulate_cards
 from engine.plan.sizes import parse_cards
 from engine.plan.split import parse_split
@@ -26,6 +26,7 @@ __all__ = [
     "Plan",
     "demand",
     "file_demand",
+    "low_line",
     "mend_measured",
     "parse_cards",
     "parse_reserve",

@@ -47,6 +47,14 @@ def refusal(plan: Plan) -> str:
     return f"{lacks}: {ways[0].strip()}"
 
 
+def low_line(card: CardPlan, free: int, mend: str | None) -> str:
+    """What is said of a card on which less stays `free` than is to."""
+    return (
+        f"device {card.device}: LOW: {mib_down(free)} MiB free with everything loaded, "
+        f"{mib_up(card.reserve)} are to be: {mend}"
+    )
+
+
 def plan_table(plan: Plan) -> str:
     """One column a card. Needs are rounded up to MiB and room is rounded down."""
     lines = [
@@ -93,12 +101,7 @@ def _verdicts(plan: Plan) -> list[str]:
         if plan.pool_short:
             lines.append(f"  the KV pool does not hold one sequence of {plan.max_context} tokens")
         return lines + [f"  would fit: {change}" for change in plan.changes] + _hopeless(plan)
-    for card in plan.cards:
-        if card.low:
-            lines.append(
-                f"device {card.device}: LOW: {mib_down(card.room)} MiB free with everything loaded, "
-                f"{mib_up(card.reserve)} are to be: {card.mend}"
-            )
+    lines += [low_line(card, card.room, card.mend) for card in plan.cards if card.low]
     return lines + [f"  or: {change}" for change in plan.changes[1:]]
 
 

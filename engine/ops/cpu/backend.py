@@ -1,5 +1,6 @@
 """The ops of the CPU kernels, bound to one KV storage: allocates results, picks scratch, hands over to the kernels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
@@ -27,10 +28,15 @@ class CpuStep:
 
 
 class CpuOps:
-    """engine.ops.backend.Ops on numba kernels. `widest`: the most columns of any weight matrix."""
+    """engine.ops.backend.Ops on numba kernels. `widest`: the most columns of any weight matrix.
 
-    def __init__(self, kv: KvStorage, heads: Heads, widest: int, threads: int) -> None:
+    `kv` is of the first layers and each of `later` of those that follow: the stages of simulated cards, which all
+    compute on this one CPU and differ in whose memory their K and V are.
+    """
+
+    def __init__(self, kv: KvStorage, heads: Heads, widest: int, threads: int, later: Sequence[KvStorage] = ()) -> None:
         self.kv = kv
+        self._places = [(stage, layer) for stage in (kv, *later) for layer in range(len(stage.data))]
         self.threads = threads
         self._heads = heads
         self._panels: Floats = aligned_empty((threads, TILE * widest))
@@ -67,11 +73,11 @@ class CpuOps:
         rope.rope(qkv, heads, step.cos, step.sin, step.interleaved, self.threads)
 
     def store(self, qkv: Floats, heads: Heads, layer: int, step: CpuStep) -> None:
-        store.store(qkv, heads, step.rows, self.kv, layer)
+        store.store(qkv, heads, step.rows, *self._places[layer])
 
     def attention(self, qkv: Floats, heads: Heads, layer: int, step: CpuStep) -> Floats:
         out = empty_rows(len(qkv), heads.heads * heads.dim)
-        attention.attention(qkv, heads, step.pieces, step.rows.tables, self.kv, layer, out, self._scratch)
+        attention.attention(qkv, heads, step.pieces, step.rows.tables, *self._places[layer], out, self._scratch)
         return out
 
     def silu_mul(self, gate_up: Floats) -> Floats:

@@ -1,6 +1,6 @@
 """From an opened GGUF file to a pipeline that has run once: weights converted by all cores, kernels compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from engine.config import EngineConfig
 from engine.gguf import GgufFile
-from engine.kv_cache.storage import KvDtype, allocate_kv
+from engine.kv_cache.storage import KvStorage, allocate_kv, cpu_kv_dtype
 from engine.model.config import ModelConfig
 from engine.model.registry import build
 from engine.model.size import layout
@@ -94,7 +94,15 @@ class CpuWeights:
 def load_cpu(
     gguf: GgufFile, model: ModelConfig, engine: EngineConfig, kv_blocks: int, progress: Progress
 ) -> CpuPipeline:
-    """A pipeline ready to serve, with room for `kv_blocks` blocks of KV.
+    """As `load_onto`, with `kv_blocks` blocks of KV in memory of its own."""
+    kv = allocate_kv(cpu_kv_dtype(engine.kv_dtype), model.n_layers, kv_blocks, model.n_kv_heads, model.head_dim)
+    return load_onto(gguf, model, engine, [kv], progress)
+
+
+def load_onto(
+    gguf: GgufFile, model: ModelConfig, engine: EngineConfig, kv: Sequence[KvStorage], progress: Progress
+) -> CpuPipeline:
+    """A pipeline ready to serve, with the KV of the layers of each stage in turn. It writes to block 0.
 
     Raises ModelFileError for a damaged tensor and ConfigError for a setting that cannot be met.
     """
@@ -103,16 +111,11 @@ def load_cpu(
         weights = CpuWeights(gguf, pool)
         decoder = build(model, weights)
         weights.finish(progress)
-    kv = allocate_kv(cpu_kv_dtype(engine.kv_dtype), model.n_layers, kv_blocks, model.n_kv_heads, model.head_dim)
     heads = Heads(model.n_heads, model.n_kv_heads, model.head_dim)
-    pipeline = CpuPipeline(decoder, CpuOps(kv, heads, weights.widest, threads), model.vocab, engine.max_batch)
+    pipeline = CpuPipeline(
+        decoder, CpuOps(kv[0], heads, weights.widest, threads, kv[1:]), model.vocab, engine.max_batch
+    )
     progress("kernels", 0, 1)
     compiled.first_run(pipeline.rehearse)
     progress("kernels", 1, 1)
     return pipeline
-
-
-def cpu_kv_dtype(setting: str) -> KvDtype:
-    """What `--kv-dtype` means on the CPU, where `auto` is f32."""
-    names: dict[str, KvDtype] = {"auto": "f32", "f32": "f32", "f16": "f16", "int8": "int8"}
-    return names[setting]
