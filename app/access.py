@@ -20,10 +20,13 @@ class Keyring:
 
     def check(self, scope: Scope) -> None:
         """Raises InvalidApiKey unless the request carries one of the keys."""
-        given = _digest(bearer(scope))
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if True not in matches:
+        if not self.has(bearer(scope)):
             raise InvalidApiKey
+
+    def has(self, key: bytes) -> bool:
+        given = _digest(key)
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return True in matches
 
 
 def _digest(key: bytes) -> bytes:

@@ -135,6 +135,7 @@ RELOAD = (
 IDENTITY = (
     _info("ullage_build_info", "What runs", "version", "commit", "cupy", "cuda_runtime", "driver", "python"),
     _info("ullage_model_info", "What is served", "architecture", "quantization", "context_length", "layer_split"),
+    _info("ullage_device_info", "What is watched", "device", "uuid", "name", "pci_bus_id", "stage", "mig"),
     Family("gauge", "ullage_engine_up", "1 while an engine is ready"),
     Family("gauge", "ullage_engine_start_time_seconds", "Unix time at which the engine was ready"),
     _enum("counter", "ullage_engine_restarts_total", "Engines started after the first", reason=RESTART_REASONS),

@@ -45,7 +45,10 @@ class Edge:
         routes: Sequence[BaseRoute],
         guard: Guard,
         service: Service,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
+        """`headers` are put on every answer that has none of the same name."""
+        self._headers = headers
         self._router = Router(routes, redirect_slashes=False, default=_no_route)
         self._guard = guard
         self._metrics = service.metrics
@@ -54,7 +57,7 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the listeners have neither lifespan nor websockets"
-        exchange = _Exchange(scope, send)
+        exchange = _Exchange(scope, send, self._headers)
         scope["app"] = self._service
         scope["state"] = {"request_id": exchange.request_id.decode()}
         try:
@@ -85,7 +88,8 @@ class Edge:
 class _Exchange:
     """One request and its answer: gives the answer its id, and remembers its status."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._headers = headers
         given = header(scope, b"x-request-id")
         self.request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         self.began = time.monotonic()
@@ -95,7 +99,10 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id)]
+            told = list(message["headers"])
+            names = {name for name, _ in told}
+            told += [(name, value) for name, value in self._headers if name not in names]
+            message["headers"] = [*told, (b"x-request-id", self.request_id)]
         await self._send(message)
 
 

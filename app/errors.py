@@ -4,14 +4,17 @@ ApiError
 ├── InvalidRequest             400  the request is wrong; `param` names the field
 │   ├── UnsupportedParameter   400  a parameter this server does not have
 │   ├── ContextLengthExceeded  400  prompt longer than the context; both numbers in the message
+│   ├── KeyInUrl               400  logs would keep it
 │   └── ModelNotFound          404  another model was asked for
 ├── InvalidApiKey              401
 ├── HostNotAllowed             403  the ops listener answers only to its own names
+├── CrossOrigin                403  and not to pages of others
 ├── NotFound                   404  no such route
 ├── MethodNotAllowed           405
 ├── BodyTooLarge               413
 ├── Busy                            try again: carries Retry-After
 │   ├── QueueFull              429
+│   ├── TooManyLogins          429
 │   ├── Draining               503
 │   ├── EngineLoading          503
 │   ├── EngineUnavailable      503
@@ -97,6 +100,13 @@ class ModelNotFound(InvalidRequest):
         super().__init__(f"The model does not exist on this server; it serves '{served}'.", param="model")
 
 
+class KeyInUrl(InvalidRequest):
+    code = "key_in_url"
+
+    def __init__(self) -> None:
+        super().__init__("A key does not belong into a URL: send it as 'Authorization: Bearer <key>'.")
+
+
 class InvalidApiKey(ApiError):
     status = 401
     type = "invalid_request_error"
@@ -113,6 +123,15 @@ class HostNotAllowed(ApiError):
 
     def __init__(self) -> None:
         super().__init__("This listener does not answer to that host name; see --ops-allowed-hosts.")
+
+
+class CrossOrigin(ApiError):
+    status = 403
+    type = "invalid_request_error"
+    code = "cross_origin"
+
+    def __init__(self) -> None:
+        super().__init__("This listener takes requests from its own pages only; a program sends the key and no Origin.")
 
 
 class NotFound(ApiError):
@@ -161,6 +180,15 @@ class QueueFull(Busy):
 
     def __init__(self, message: str = "Too many requests are waiting.", *, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
+
+
+class TooManyLogins(Busy):
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_logins"
+
+    def __init__(self, *, retry_after_s: float) -> None:
+        super().__init__("Too many logins have failed.", retry_after_s=retry_after_s)
 
 
 class Draining(Busy):

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -59,6 +58,8 @@ class Events:
         self._clock = clock
         self._kept: deque[Event] = deque(_read(journal) if journal else (), maxlen=KEPT)
         self._news = asyncio.Event()
+        self.ended = False
+        """Nothing will happen any more: whoever waits for it may go."""
 
     @property
     def last_seq(self) -> int:
@@ -93,6 +94,15 @@ class Events:
         self._news = asyncio.Event()
         return event
 
+    def end(self) -> None:
+        self.ended = True
+        self._news.set()
+
+    def close(self) -> None:
+        """Write what is not in the journal yet. May block."""
+        if self._journal is not None:
+            self._journal.close()
+
     def since(self, seq: int = 0) -> list[Event]:
         """Those in memory after `seq`, oldest first."""
         return [event for event in self._kept if event.seq > seq]
@@ -104,10 +114,6 @@ class Events:
         except TimeoutError:
             return False
         return True
-
-
-def open_journal(folder: Path | None, name: str) -> Journal | None:
-    return None if folder is None else Journal(folder / name)
 
 
 def rfc3339(unix: float) -> str:

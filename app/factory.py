@@ -2,20 +2,35 @@
 
 import asyncio
 import importlib.metadata
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.routing import Route
 from starlette.types import Scope
 
-from app.access import Keyring, check_host
+from app.access import Keyring
 from app.boot import Boot
 from app.carry import Carry
+from app.devices import NO_DEVICES, Devices
 from app.edge import OTHER, Edge, handlers_of
+from app.events import FILE_NAME as EVENTS_FILE
+from app.events import Events
+from app.journal import Journal
 from app.metrics import ServingMetrics, build_labels
 from app.model import ServedModel
+from app.observers import Observers
+from app.ops.access import HEADERS, OpsGuard, Sessions
+from app.ops.admin import drain, reload, trim, watchdog
+from app.ops.events import events
+from app.ops.login import login, logout
 from app.ops.metrics import scrape
+from app.ops.page import PAGE_ROUTES
+from app.ops.vram import history, requests, vram
+from app.pressure import Pressure
 from app.recovery import EngineFactory, EngineSupervisor, Patience
+from app.request_table import FILE_NAME as REQUESTS_FILE
+from app.request_table import RequestTable
 from app.routes.generate import chat_completions, completions
 from app.routes.health import live, ready
 from app.routes.models import get_model, list_models
@@ -26,9 +41,11 @@ from app.settle import Cards
 from app.streaming import Delivery
 from engine.config import EngineConfig
 from engine.messages import Ready
+from watchdog.source import Card
 
 MIB = 1 << 20
 ENGINE_STOP_S = 5.0
+HISTORY_S = 1.0
 
 PUBLIC_ROUTES = (
     Route("/v1/models", list_models),
@@ -39,7 +56,20 @@ PUBLIC_ROUTES = (
     Route("/ready", ready),
     Route("/health", ready),
 )
-OPS_ROUTES = (Route("/metrics", scrape),)
+OPS_ROUTES = (
+    *PAGE_ROUTES,
+    Route("/metrics", scrape),
+    Route("/admin/login", login, methods=["POST"]),
+    Route("/admin/logout", logout, methods=["POST"]),
+    Route("/admin/vram", vram),
+    Route("/admin/vram/history", history),
+    Route("/admin/vram/requests", requests),
+    Route("/admin/events", events),
+    Route("/admin/trim", trim, methods=["POST"]),
+    Route("/admin/reload", reload, methods=["POST"]),
+    Route("/admin/drain", drain, methods=["POST"]),
+    Route("/admin/watchdog", watchdog, methods=["PUT"]),
+)
 
 
 def version() -> str:
@@ -59,26 +89,40 @@ def create_service(
     cards: Cards | None = None,
     carry: Carry | None = None,
     boot: Boot | None = None,
+    devices: Devices = NO_DEVICES,
+    journals: Path | None = None,
 ) -> Service:
-    """All parts of one service, put together; nothing is started."""
+    """All parts of one service, put together; nothing is started.
+
+    `journals` is the folder of what outlives the service: events and the table of requests.
+    """
 
     def gauges() -> dict[str, float]:
         return service.gauges()
 
-    metrics = ServingMetrics(
-        model.name, max(model.trained_context, 1), [*handlers_of(PUBLIC_ROUTES + OPS_ROUTES), OTHER], gauges
-    )
-    metrics.tell("ullage_build_info", *build_labels(version()))
-    limits = Limits(settings.max_queue, settings.max_inflight_mib * MIB)
+    handlers = [*handlers_of(PUBLIC_ROUTES + OPS_ROUTES), OTHER]
+    metrics = ServingMetrics(model.name, max(model.trained_context, 1), handlers, gauges)
+    metrics.tell("ullage_build_info", build_labels(version()))
+    events = Events(None if journals is None else Journal(journals / EVENTS_FILE))
+    table = RequestTable(None if journals is None else Journal(journals / REQUESTS_FILE))
+    boot = boot or Boot()
+    pressure = Pressure(devices, settings.watchdog_config(), events, table, boot.reloads())
+    metrics.watch(pressure.status, pressure.counts)
+    observers = Observers(metrics, pressure.workload, pressure)
     prompts = model.prompts
-    scheduler = RequestScheduler(prompts.text_bytes, limits, metrics, drop_leading_space=prompts.drops_leading_space)
+    scheduler = RequestScheduler(
+        prompts.text_bytes,
+        Limits(settings.max_queue, settings.max_inflight_mib * MIB),
+        observers,
+        drop_leading_space=prompts.drops_leading_space,
+    )
     supervisor = EngineSupervisor(
         engine,
         engine_config or settings.engine_config(model.path),
         scheduler,
-        metrics,
+        observers,
         patience=patience or Patience(hang_s=settings.hang_seconds),
-        cards=cards,
+        cards=cards or pressure.samples,
         carry=carry,
         boot=boot,
     )
@@ -92,6 +136,11 @@ def create_service(
         ops_hosts=settings.ops_allowed_hosts,
         delivery=Delivery(settings.request_timeout, settings.sse_keepalive, keepalive_s),
         max_body_mib=settings.max_body_mib,
+        pressure=pressure,
+        events=events,
+        table=table,
+        sessions=Sessions(admin_key),
+        version=version(),
         sheds=settings.reload_readiness == "shed",
     )
     return service
@@ -108,31 +157,50 @@ def public_app(service: Service) -> Edge:
 
 
 def ops_app(service: Service) -> Edge:
-    """/metrics for everybody who comes by an allowed name, /admin/* behind the admin key."""
-
-    def guard(scope: Scope) -> None:
-        check_host(scope, service.ops_hosts)
-        if scope["path"].startswith("/admin"):
-            service.admin_keys.check(scope)
-
-    return Edge(OPS_ROUTES, guard, service)
+    """/metrics and the status page for everybody who comes by an allowed name, /admin/* behind the admin key."""
+    guard = OpsGuard(service.admin_keys, service.sessions, service.ops_hosts)
+    return Edge(OPS_ROUTES, guard, service, HEADERS)
 
 
 @asynccontextmanager
 async def running(service: Service) -> AsyncIterator["asyncio.Task[Ready]"]:
     """The life of a service: its engine is started, as a task to await, and on leaving everything ends in order."""
+    service.events.record("service", f"version {service.version} starts")
+    service.pressure.start(service.supervisor, service.scheduler)
     start = asyncio.create_task(_first_engine(service), name="first engine")
+    remember = asyncio.create_task(_remember(service), name="history of the devices")
     try:
         yield start
     finally:
         start.cancel()
-        await asyncio.wait([start])
+        remember.cancel()
+        await asyncio.wait([start, remember])
         await service.supervisor.stop(ENGINE_STOP_S)
+        await service.pressure.stop()
         service.prompts.close()
+        await asyncio.to_thread(service.close)
 
 
 async def _first_engine(service: Service) -> Ready:
     ready = await service.supervisor.start()
     model = service.model
-    service.metrics.tell("ullage_model_info", model.architecture, model.quantisation, str(ready.max_context), "")
+    split = ",".join(map(str, ready.layer_split))
+    about = (model.architecture, model.quantisation, str(ready.max_context), split)
+    service.metrics.tell("ullage_model_info", about)
+    service.metrics.tell("ullage_device_info", *device_labels(service.pressure.cards, ready))
     return ready
+
+
+def device_labels(cards: Sequence[Card], ready: Ready) -> list[tuple[str, ...]]:
+    """Values of ullage_device_info, by device; what does not apply is empty."""
+    stages = {device.uuid: ",".join(map(str, device.stages)) for device in ready.devices}
+    return [
+        (str(device), card.uuid, card.name, card.bus_id or "", stages.get(card.uuid, ""), card.parent or "")
+        for device, card in enumerate(cards)
+    ]
+
+
+async def _remember(service: Service) -> None:
+    while service.pressure.devices:
+        service.history.add(service.pressure.status())
+        await asyncio.sleep(HISTORY_S)

@@ -123,6 +123,7 @@ async def listening(service: Service, sockets: Sockets) -> AsyncIterator[None]:
     finally:
         service.scheduler.drain()
         service.scheduler.fail_all(ShutDown())
+        service.events.end()
         for listener in listeners:
             listener.should_exit = True
         await asyncio.gather(*tasks)

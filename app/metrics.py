@@ -27,6 +27,9 @@ from app.catalogue import (
 from app.generation import Generation
 from app.record import Record
 from engine.messages import StepStats
+from watchdog.counts import Counts
+from watchdog.metrics import WatchdogCollector
+from watchdog.status import Status
 
 Labels = tuple[str, ...]
 ENGINE = "0"
@@ -89,7 +92,7 @@ class ServingMetrics(Collector):
         self._gauges = gauges
         self._counters: dict[str, dict[Labels, float]] = {}
         self._histograms: dict[str, dict[Labels, Histogram]] = {}
-        self._infos: dict[str, Labels] = {}
+        self._infos: dict[str, list[Labels]] = {}
         self._bounds: dict[str, Sequence[float]] = {}
         self._last: StepStats | None = None
         for family in CATALOGUE:
@@ -122,9 +125,18 @@ class ServingMetrics(Collector):
         assert labels in series, f"{name}{labels} was not created at zero"
         series[labels] += amount
 
-    def tell(self, name: str, *labels: str) -> None:
+    def tell(self, name: str, *series: Labels) -> None:
         """Set an info metric, whose labels are the information."""
-        self._infos[name] = labels
+        self._infos[name] = list(series)
+
+    def watch(self, status: Callable[[], Status], counts: Counts) -> None:
+        """Show the watchdog's families too."""
+        self.registry.register(WatchdogCollector(status, counts))
+
+    @property
+    def lost(self) -> int:
+        """Admitted choices that we ended; stays 0."""
+        return int(sum(self._counters["ullage_requests_lost_total"].values()))
 
     # The scheduler's observer.
 
@@ -256,9 +268,10 @@ class ServingMetrics(Collector):
                 yield self._counter(family)
             elif family.kind == "histogram":
                 yield self._histogram(family)
-            elif family.name in self._infos:
+            elif self._infos.get(family.name):
                 info = GaugeMetricFamily(family.name, family.help, labels=family.labels)
-                info.add_metric(self._infos[family.name], 1)
+                for labels in self._infos[family.name]:
+                    info.add_metric(labels, 1)
                 yield info
             elif family.name in gauges:
                 gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)

@@ -9,10 +9,15 @@ from starlette.types import Receive, Scope
 
 from app.access import Keyring
 from app.errors import Busy, Draining, EngineLoading, EngineStuck, EngineUnavailable, ModelNotFound
+from app.events import Events
 from app.metrics import ServingMetrics
 from app.model import ServedModel
+from app.ops.access import Sessions
+from app.ops.history import History
+from app.pressure import Pressure
 from app.prompts import Prompts
 from app.recovery import EngineSupervisor
+from app.request_table import RequestTable
 from app.scheduler import RequestScheduler
 from app.schemas.body import read_body
 from app.streaming import Delivery
@@ -32,6 +37,12 @@ class Service:
     ops_hosts: tuple[str, ...]
     delivery: Delivery
     max_body_mib: int
+    pressure: Pressure
+    events: Events
+    table: RequestTable
+    sessions: Sessions
+    version: str
+    history: History = field(default_factory=History)
     sheds: bool = False
     """Over a reload this instance is not ready, so that others get the requests."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -72,6 +83,11 @@ class Service:
             return EngineUnavailable("The engine is being replaced.", retry_after_s=self.scheduler.retry_after_s)
         return refusal
 
+    def require_engine(self) -> None:
+        """Raises the 503 that says why there is none."""
+        if self.supervisor.engine is None:
+            raise self.refusal() or EngineUnavailable(retry_after_s=self.scheduler.retry_after_s)
+
     def require_model(self, name: str) -> None:
         if name != self.model_id:
             raise ModelNotFound(self.model_id)
@@ -91,6 +107,11 @@ class Service:
         if supervisor.ready_at is not None:
             known["ullage_engine_start_time_seconds"] = supervisor.ready_at
         return known
+
+    def close(self) -> None:
+        """Write down what has not been yet. May block."""
+        self.events.close()
+        self.table.close()
 
     @asynccontextmanager
     async def intake(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
