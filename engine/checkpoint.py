@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -125,14 +126,16 @@ class Carrier:
     def _write(self, chosen: list[tuple[Pieces, list[bytes], list[int]]], index_at: int) -> None:
         memory = self._mapped(mmap.ACCESS_WRITE)
         at, sections = PIECES_AT, []
-        for pieces, keys, places in chosen:
-            end = at + pieces.piece_bytes * len(places)
-            rows, checksums = memory[at:end].reshape(-1, pieces.piece_bytes), []
-            for part in _batches(len(places), pieces.piece_bytes):
-                pieces.read(places[part], rows[part])
-                checksums += [crc32(row) for row in rows[part]]
-            sections.append(Section(pieces.shape, pieces.piece_bytes, keys, checksums))
-            at = end
+        with ThreadPoolExecutor() as pool:
+            for pieces, keys, places in chosen:
+                end = at + pieces.piece_bytes * len(places)
+                rows = memory[at:end].reshape(-1, pieces.piece_bytes)
+                checksums: list[int] = []
+                for part in _batches(len(places), pieces.piece_bytes):
+                    pieces.read(places[part], rows[part])
+                    checksums += pool.map(crc32, rows[part])
+                sections.append(Section(pieces.shape, pieces.piece_bytes, keys, checksums))
+                at = end
         index = msgspec.msgpack.encode(Index(self._fingerprint, sections))
         os.pwrite(self._descriptor, index, index_at)
         os.pwrite(self._descriptor, TRAILER.pack(MAGIC, index_at, len(index), crc32(index)), 0)
@@ -160,24 +163,21 @@ class Carrier:
 def _adopt(section: Section, kind: StateKind, pieces: Pieces, rows: Bytes) -> tuple[int, int]:
     """(pieces taken over, pieces whose checksum was wrong); ends where there is no room for more."""
     taken = wrong = 0
-    for part in _batches(len(rows), section.piece_bytes):
-        good: list[int] = []
-        places: list[int] = []
-        full = False
-        for number in range(part.start, part.stop):
-            if crc32(rows[number]) != section.checksums[number]:
-                wrong += 1
-                continue
-            place = kind.adopt(section.keys[number])
-            if place is None:
-                full = True
+    with ThreadPoolExecutor() as pool:
+        for part in _batches(len(rows), section.piece_bytes):
+            right = np.fromiter(pool.map(crc32, rows[part]), np.int64) == section.checksums[part]
+            wrong += int((~right).sum())
+            places: list[int] = []
+            for number in np.flatnonzero(right):
+                place = kind.adopt(section.keys[part.start + number])
+                if place is None:
+                    break
+                places.append(place)
+            good = rows[part] if right.all() else rows[part][right]
+            pieces.write(places, good[: len(places)])
+            taken += len(places)
+            if len(places) < len(good):
                 break
-            good.append(number)
-            places.append(place)
-        pieces.write(places, rows[good])
-        taken += len(places)
-        if full:
-            break
     return taken, wrong
 
 

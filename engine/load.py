@@ -13,6 +13,7 @@ from engine.errors import ConfigError, DoesNotFit
 from engine.faults import parse_faults
 from engine.gguf import open_gguf
 from engine.injection import FaultyOutbox, FaultyPipeline, Happened
+from engine.kv_cache.storage import cpu_kv_dtype
 from engine.loop import EngineLoop
 from engine.memory.simulated_gpus import SimulatedGpus
 from engine.messages import LoadProgress, Ready
@@ -28,9 +29,16 @@ def parse(path: str, model_fd: int, build: str) -> Model:
     return Model(gguf, ModelConfig.from_gguf(gguf), lambda kv_dtype: f"{file} {kv_dtype} {build}")
 
 
-def import_backend() -> None:
-    """What takes long to import and touches no device: a successor has it behind it before it is told to load."""
-    import engine.ops.cpu.load  # noqa: F401
+def prepare(config: EngineConfig) -> None:
+    """What takes long and touches no device: a successor has it behind it before it is told to load.
+
+    Raises ConfigError.
+    """
+    # Not at the top: an engine that loads at once refuses what it must before it spends time on this.
+    from engine.ops.cpu.compiled import first_run
+    from engine.ops.cpu.warm import warm
+
+    first_run(lambda: warm(config.threads, [cpu_kv_dtype(config.kv_dtype)]))
 
 
 def load(

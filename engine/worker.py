@@ -19,7 +19,7 @@ from engine.channel import Channel
 from engine.errors import ConfigError, DoesNotFit, HandshakeError, ModelFileError, OutOfMemory, ServiceGone
 from engine.framing import ENVELOPE, FrameSplitter, encode
 from engine.lifeline import Heart, die_with_service, volunteer_for_the_oom_killer
-from engine.load import import_backend, load, parse
+from engine.load import load, parse, prepare
 from engine.messages import SCHEMA, Hello, Load, LoadFailed, LoadProgress, Prepared, Stop, Welcome
 
 HANDSHAKE_TIMEOUT_S = 30.0
@@ -59,7 +59,7 @@ def work(sock: socket.socket) -> int:
         channel.send(LoadProgress("header", 1, 1))
         order: Load | None = Load(hello.config, restore=False)
         if hello.successor:
-            import_backend()
+            prepare(hello.config)
             order = told_to_load(channel)
         if order is None:
             return 0

@@ -5,6 +5,7 @@ Kernels do not depend on shapes, so one small call of each op with each type of 
 
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,10 +21,10 @@ WIDTH, ROWS = 32, 4
 DTYPES: tuple[KvDtype, ...] = ("f32", "f16", "int8")
 
 
-def warm() -> None:
-    """Compile, or load from the cache, every kernel."""
-    threads = compiled.start_threads()
-    for dtype in DTYPES:
+def warm(wanted_threads: int | None = None, dtypes: Sequence[KvDtype] = DTYPES) -> None:
+    """Compile, or load from the cache, every kernel. Raises ConfigError for threads that are not there."""
+    threads = compiled.start_threads(wanted_threads)
+    for dtype in dtypes:
         heads = Heads(2, 1, 8)
         _run(CpuOps(allocate_kv(dtype, 1, 1, heads.kv_heads, heads.dim), heads, WIDTH, threads), heads)
     philox_words(np.arange(1), 0, 0, 0)
