@@ -7,87 +7,31 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from engine.build import build_id
-from engine.client import EngineLauncher, EngineProcess
-from engine.config import EngineConfig
+from engine.client import EngineProcess
 from engine.errors import HandshakeError, LoadRefused
 from engine.framing import TO_SERVICE, FrameReader, encode
 from engine.messages import (
     SCHEMA,
-    Failed,
     Heartbeat,
     Hello,
     LoadFailed,
-    LoadProgress,
     Ready,
     Sampling,
     Step,
-    Submit,
     Welcome,
 )
-from tests.golden.cases import COMMITTED
+from tests.engine.children import MODEL, Listener, config, launcher, submit
 
-MODEL = COMMITTED / "models/llama-Q4_1-s1/model.gguf"
 ORPHAN = str(Path(__file__).with_name("orphan.py"))
 GONE_S = 10.0
 """Two seconds are promised; a busy test machine gets more."""
-
-
-class Listener:
-    def __init__(self) -> None:
-        self.phases: set[str] = set()
-        self.tokens: dict[int, list[int]] = {}
-        self.finish: dict[int, str | None] = {}
-        self.released: list[int] = []
-        self.failed: list[Failed] = []
-        self.deaths: list[str] = []
-        self._news = asyncio.Event()
-
-    def on_progress(self, progress: LoadProgress) -> None:
-        self.phases.add(progress.phase)
-
-    def on_step(self, step: Step) -> None:
-        for token in step.tokens:
-            self.tokens.setdefault(token.sequence, []).append(token.token)
-            self.finish[token.sequence] = token.finish
-        self.released += step.released
-        self._news.set()
-
-    def on_failed(self, failed: Failed) -> None:
-        self.failed.append(failed)
-        self._news.set()
-
-    def on_dead(self, reason: str) -> None:
-        self.deaths.append(reason)
-        self._news.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await self._news.wait()
-                self._news.clear()
-
-
-def config(**settings: object) -> EngineConfig:
-    return EngineConfig(**{"model_path": str(MODEL), "threads": 1, "max_batch": 4, **settings})  # type: ignore[arg-type]
-
-
-@contextmanager
-def launcher(**settings: object) -> Iterator[EngineLauncher]:
-    made = EngineLauncher.open(config(**settings), {})
-    yield made
-    made.close()
-
-
-def submit(sequence: int = 1, max_tokens: int = 50, **rest: object) -> Submit:
-    given = {"prompt_ids": [10, 20, 30], "generated_ids": [], "sampling": Sampling(seed=5), "stop_ids": ()} | rest
-    return Submit(sequence=sequence, max_tokens=max_tokens, **given)  # type: ignore[arg-type]
 
 
 async def test_a_whole_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
