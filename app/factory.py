@@ -20,7 +20,7 @@ from app.routes.models import get_model, list_models
 from app.scheduler import Limits, RequestScheduler
 from app.service import Service
 from app.settings import Settings
-from app.streaming import Delivery
+from app.streaming import KEEPALIVE_S, Delivery
 from engine.messages import Ready
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ def create_service(
     *,
     api_keys: list[str],
     admin_key: str,
-    keepalive_s: float = 15.0,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> Service:
     """All parts of one service, put together; nothing is started."""
 

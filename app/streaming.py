@@ -21,9 +21,12 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+ABORT = "ullage.abort"
+"""The listener's extension of the scope; its `call` drops the connection."""
 COMMENT = b": keep-alive\n\n"
-LAST_WORD_S = 1.0
-"""How long the end of a failed stream may wait for a client that does not read."""
+KEEPALIVE_S = 15.0
+LAST_WORD_S = 10.0
+"""How long a stream that has failed waits for a client that does not read, before the connection is cut."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Delivery:
 
     request_timeout_s: float
     keepalive: Literal["comment", "chunk", "off"]
-    keepalive_s: float = 15.0
+    keepalive_s: float = KEEPALIVE_S
 
 
 class PlainResponse:
@@ -75,20 +78,30 @@ class StreamResponse:
             await generation.admitted()
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             try:
-                await self._write(send)
+                async with asyncio.timeout(self._delivery.request_timeout_s + LAST_WORD_S):
+                    await self._write(send)
             except ApiError as error:
-                await _last_word(send, b"data: %b\n\n" % error.body())
+                await _last_word(scope, send, b"data: %b\n\n" % error.body())
+            except TimeoutError:
+                cut(scope)  # its time was over long ago, and the client has read nothing since
 
     async def _write(self, send: Send) -> None:
         answer, generation = self._answer, self._generation
-        silence = {"comment": COMMENT, "chunk": answer.silence(), "off": b""}[self._delivery.keepalive]
+        idle_s = None if self._delivery.keepalive == "off" else self._delivery.keepalive_s
         await send({"type": "http.response.body", "body": answer.opening(), "more_body": True})
-        async for events in generation.events(self._delivery.keepalive_s if silence else None):
-            body = answer.chunks(events) if events else silence
+        async for events in generation.events(idle_s):
+            body = answer.chunks(events) if events else self._silence()
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send(
             {"type": "http.response.body", "body": answer.closing(usage_of(generation.choices, self._per_prompt))}
         )
+
+    def _silence(self) -> bytes:
+        """What is sent when nothing happens: no choice may speak again after its end."""
+        if self._delivery.keepalive == "comment":
+            return COMMENT
+        running = [record.index for record in self._generation.choices if record.outcome is None]
+        return self._answer.silence(running[0]) if running else COMMENT
 
 
 @asynccontextmanager
@@ -110,10 +123,15 @@ async def _cancel_when_gone(generation: Generation, receive: Receive) -> None:
     generation.cancel()
 
 
-async def _last_word(send: Send, event: bytes) -> None:
+async def _last_word(scope: Scope, send: Send, event: bytes) -> None:
     """An error event and the end, unless the client has stopped reading: then the connection is cut."""
     try:
         async with asyncio.timeout(LAST_WORD_S):
             await send({"type": "http.response.body", "body": event})
     except TimeoutError:
-        return
+        cut(scope)
+
+
+def cut(scope: Scope) -> None:
+    """Drop the connection and what is buffered for it; to close it would wait for the client to read that."""
+    scope["extensions"][ABORT]["call"]()

@@ -53,7 +53,6 @@ def _admit(
 ) -> PlainResponse | StreamResponse:
     service: Service = request.app
     choices = _choices(service, body, prompts, logprobs)
-    generation = service.scheduler.admit(request.state.request_id, choices)
     answer = answer_type(
         answer_id,
         service.now(),
@@ -64,6 +63,7 @@ def _admit(
         include_usage=body.wants_usage,
     )
     response = StreamResponse if body.stream else PlainResponse
+    generation = service.scheduler.admit(request.state.request_id, choices)
     return response(generation, answer, body.choices, service.delivery)
 
 
