@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.answers import Answer, Transcript, usage_of
@@ -38,14 +39,19 @@ class Delivery:
     keepalive_s: float = KEEPALIVE_S
 
 
-class PlainResponse:
-    """The answer as one JSON object, once it is complete."""
+class _Delivered(Response):
+    """An admitted generation on its way to its client; the head is written by the subclass, once there is one."""
 
     def __init__(self, generation: Generation, answer: Answer, per_prompt: int, delivery: Delivery) -> None:
+        super().__init__()
         self._generation = generation
         self._answer = answer
         self._per_prompt = per_prompt
         self._delivery = delivery
+
+
+class PlainResponse(_Delivered):
+    """The answer as one JSON object, once it is complete."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
@@ -63,14 +69,8 @@ class PlainResponse:
         await send({"type": "http.response.body", "body": body})
 
 
-class StreamResponse:
+class StreamResponse(_Delivered):
     """The answer as server-sent events: one write for everything that is new at a wake-up."""
-
-    def __init__(self, generation: Generation, answer: Answer, per_prompt: int, delivery: Delivery) -> None:
-        self._generation = generation
-        self._answer = answer
-        self._per_prompt = per_prompt
-        self._delivery = delivery
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
