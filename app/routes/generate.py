@@ -75,7 +75,7 @@ def _admit(
 def _choices(
     service: Service, body: GenerationBody, prompts: list[list[int]], logprobs: int | None, *, starts_anew: bool
 ) -> list[ChoiceRequest]:
-    """`n` choices of each prompt, in the order of their indices; a chat's answer `starts_anew`, a completion goes on."""
+    """`n` choices of each prompt, in the order of their indices; a chat's answer starts anew."""
     seed = body.resolved_seed()
     stop_ids = () if body.ignore_eos else service.prompts.stop_ids
     return [
