@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from starlette.routing import Route
 from starlette.types import Scope
 
 from app.access import Keyring
@@ -20,25 +19,18 @@ from app.journal import Journal
 from app.metrics import ServingMetrics, build_labels
 from app.model import ServedModel
 from app.observers import Observers
+from app.ops import admin, events, login, page, scraping, vram
 from app.ops.access import HEADERS, OpsGuard, Sessions
-from app.ops.admin import drain, reload, trim, watchdog
-from app.ops.events import events
-from app.ops.login import login, logout
-from app.ops.metrics import scrape
-from app.ops.page import PAGE_ROUTES
-from app.ops.vram import history, requests, vram
 from app.pressure import Pressure
 from app.recovery import EngineFactory, EngineSupervisor, Patience
 from app.request_table import FILE_NAME as REQUESTS_FILE
 from app.request_table import RequestTable
-from app.routes.generate import chat_completions, completions
-from app.routes.health import live, ready
-from app.routes.models import get_model, list_models
+from app.routes import generate, health, models
 from app.scheduler import Limits, RequestScheduler
 from app.service import Service
 from app.settings import Settings
 from app.settle import Cards
-from app.streaming import Delivery
+from app.streaming import KEEPALIVE_S, Delivery
 from engine.config import EngineConfig
 from engine.messages import Ready
 from watchdog.source import Card
@@ -47,29 +39,8 @@ MIB = 1 << 20
 ENGINE_STOP_S = 5.0
 HISTORY_S = 1.0
 
-PUBLIC_ROUTES = (
-    Route("/v1/models", list_models),
-    Route("/v1/models/{id:path}", get_model),
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/live", live),
-    Route("/ready", ready),
-    Route("/health", ready),
-)
-OPS_ROUTES = (
-    *PAGE_ROUTES,
-    Route("/metrics", scrape),
-    Route("/admin/login", login, methods=["POST"]),
-    Route("/admin/logout", logout, methods=["POST"]),
-    Route("/admin/vram", vram),
-    Route("/admin/vram/history", history),
-    Route("/admin/vram/requests", requests),
-    Route("/admin/events", events),
-    Route("/admin/trim", trim, methods=["POST"]),
-    Route("/admin/reload", reload, methods=["POST"]),
-    Route("/admin/drain", drain, methods=["POST"]),
-    Route("/admin/watchdog", watchdog, methods=["PUT"]),
-)
+PUBLIC = (models.router, generate.router, health.router)
+OPS = (page.router, scraping.router, login.router, vram.router, events.router, admin.router)
 
 
 def version() -> str:
@@ -83,7 +54,7 @@ def create_service(
     *,
     api_keys: list[str],
     admin_key: str,
-    keepalive_s: float = 15.0,
+    keepalive_s: float = KEEPALIVE_S,
     engine_config: EngineConfig | None = None,
     patience: Patience | None = None,
     cards: Cards | None = None,
@@ -100,8 +71,7 @@ def create_service(
     def gauges() -> dict[str, float]:
         return service.gauges()
 
-    handlers = [*handlers_of(PUBLIC_ROUTES + OPS_ROUTES), OTHER]
-    metrics = ServingMetrics(model.name, max(model.trained_context, 1), handlers, gauges)
+    metrics = ServingMetrics(model.name, max(model.trained_context, 1), [*handlers_of(PUBLIC + OPS), OTHER], gauges)
     metrics.tell("ullage_build_info", build_labels(version()))
     events = Events(None if journals is None else Journal(journals / EVENTS_FILE))
     table = RequestTable(None if journals is None else Journal(journals / REQUESTS_FILE))
@@ -109,13 +79,8 @@ def create_service(
     pressure = Pressure(devices, settings.watchdog_config(), events, table, boot.reloads())
     metrics.watch(pressure.status, pressure.counts)
     observers = Observers(metrics, pressure.workload, pressure)
-    prompts = model.prompts
-    scheduler = RequestScheduler(
-        prompts.text_bytes,
-        Limits(settings.max_queue, settings.max_inflight_mib * MIB),
-        observers,
-        drop_leading_space=prompts.drops_leading_space,
-    )
+    limits = Limits(settings.max_queue, settings.max_inflight_mib * MIB)
+    scheduler = RequestScheduler(model.prompts.text_bytes, limits, observers)
     supervisor = EngineSupervisor(
         engine,
         engine_config or settings.engine_config(model.path),
@@ -153,13 +118,13 @@ def public_app(service: Service) -> Edge:
         if service.api_keys and scope["path"].startswith("/v1/"):
             service.api_keys.check(scope)
 
-    return Edge(PUBLIC_ROUTES, guard, service)
+    return Edge(PUBLIC, guard, service)
 
 
 def ops_app(service: Service) -> Edge:
     """/metrics and the status page for everybody who comes by an allowed name, /admin/* behind the admin key."""
     guard = OpsGuard(service.admin_keys, service.sessions, service.ops_hosts)
-    return Edge(OPS_ROUTES, guard, service, HEADERS)
+    return Edge(OPS, guard, service, HEADERS)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.errors import InvalidRequest
 from app.sockets import BACKLOG
+from app.streaming import ABORT
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers; the parser itself has no bound."""
@@ -52,11 +53,12 @@ class Listener(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """Bounds the head of a request, and gives what is no HTTP the same error object as everything else."""
+    """Bounds the head of a request, gives what is no HTTP the same error object as everything else, lets it be cut."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

@@ -41,12 +41,9 @@ class RequestScheduler:
         token_bytes: Sequence[bytes],
         limits: Limits,
         observer: Observer | None = None,
-        *,
-        drop_leading_space: bool = False,
     ) -> None:
         self._token_bytes = token_bytes
         self._observer: Observer = observer or NoObserver()
-        self._drop_leading_space = drop_leading_space
         self._intake = Intake(limits, self._observer)
         self._budget = self._intake.budget
         self._engine: EngineClient | None = None
@@ -389,4 +386,4 @@ class RequestScheduler:
         self.fail(generation, refusal)
 
     def _text(self, choice: ChoiceRequest) -> TextStream:
-        return TextStream(self._token_bytes, choice.stops, drop_leading_space=self._drop_leading_space)
+        return TextStream(self._token_bytes, choice.stops, drop_leading_space=choice.drop_leading_space)

@@ -7,6 +7,7 @@ The child's start and load take about as long as this process needs to import th
 import asyncio
 import importlib
 import logging
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
@@ -97,9 +98,33 @@ def _admin_key(settings: Settings, state: StateFolder) -> tuple[str, str]:
 
 
 async def _run(start: Start, launcher: EngineLauncher) -> None:
+    signals = StopSignals()
+    signals.catch()
     async with _head_start(launcher) as engines:
         lifecycle = importlib.import_module("app.lifecycle")
-        await lifecycle.run(start, engines)
+        await lifecycle.run(start, engines, signals)
+
+
+class StopSignals:
+    """SIGTERM asks for an end once the running requests are done; SIGINT, or a second signal, for one now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.now = asyncio.Event()
+
+    def catch(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._stop_now)
+        loop.add_signal_handler(signal.SIGTERM, self._stop)
+
+    def _stop(self) -> None:
+        if self.asked.is_set():
+            self.now.set()
+        self.asked.set()
+
+    def _stop_now(self) -> None:
+        self.asked.set()
+        self.now.set()
 
 
 class HeadStart:

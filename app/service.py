@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from app.access import Keyring
@@ -24,6 +25,12 @@ from app.streaming import Delivery
 
 ELEMENTS = 1 << 18
 """Besides two for each token of the context, a body may have so many elements: about 50 ms of parsing."""
+
+
+def service_of(request: Request) -> "Service":
+    """The service that a listener belongs to."""
+    service: Service = request.app.state.service
+    return service
 
 
 @dataclass(frozen=True)

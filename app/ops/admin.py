@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -12,9 +13,11 @@ from app.errors import EngineUnavailable, InvalidRequest
 from app.ops.body import read
 from app.ops.vram import watchdog_json
 from app.recovery import ReloadInProgress
-from app.service import Service
+from app.service import service_of
 from engine.errors import EngineDied
 from watchdog.actions import TRIMS, Rung
+
+router = APIRouter()
 
 
 class TrimBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,8 +38,9 @@ class WatchdogBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: str | None = None
 
 
+@router.post("/admin/trim")
 async def trim(request: Request) -> Response:
-    service: Service = request.app
+    service = service_of(request)
     body = await read(request, TrimBody)
     rungs = _rungs(body.rung)
     _check_device(body.device, service.pressure.devices)
@@ -50,9 +54,10 @@ async def trim(request: Request) -> Response:
     return JSONResponse({"results": [each.json() for each in done]})
 
 
+@router.post("/admin/reload")
 async def reload(request: Request) -> Response:
     """202, or 409 during another one; either way with how far it is."""
-    service: Service = request.app
+    service = service_of(request)
     await read(request, NoBody)
     try:
         return JSONResponse(service.supervisor.reload("operator"), 202)
@@ -60,9 +65,10 @@ async def reload(request: Request) -> Response:
         return JSONResponse(busy.progress, 409)
 
 
+@router.post("/admin/drain")
 async def drain(request: Request) -> Response:
     """From now on new requests are refused, and those that were admitted go on. The process goes on too."""
-    service: Service = request.app
+    service = service_of(request)
     await read(request, NoBody)
     if not service.scheduler.draining:
         service.scheduler.drain()
@@ -70,8 +76,9 @@ async def drain(request: Request) -> Response:
     return JSONResponse({"draining": True, "running": service.scheduler.running}, 202)
 
 
+@router.put("/admin/watchdog")
 async def watchdog(request: Request) -> Response:
-    service: Service = request.app
+    service = service_of(request)
     body = await read(request, WatchdogBody)
     if not service.pressure.devices:
         raise InvalidRequest("There is no device here, so the watchdog is disabled.", param="mode", code="no_devices")

@@ -5,23 +5,26 @@ Each event of the stream has its `seq` as id, so that a browser that lost the co
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import msgspec
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.errors import InvalidRequest
 from app.events import Events
-from app.service import Service
+from app.service import service_of
 from app.streaming import COMMENT, STREAM_HEADERS
+
+router = APIRouter()
 
 KEEPALIVE_S = 15.0
 
 
-async def events(request: Request) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    service: Service = request.app
+@router.get("/admin/events", response_model=None)
+async def events(request: Request) -> Response:
+    service = service_of(request)
     after = _after(request)
     if "text/event-stream" in request.headers.get("accept", ""):
         return EventStream(service.events, service.events.last_seq if after is None else after)
@@ -39,10 +42,11 @@ def _after(request: Request) -> int | None:
     return int(given)
 
 
-class EventStream:
+class EventStream(Response):
     """Server-sent events after `seq`, until the client goes or the service ends."""
 
     def __init__(self, events: Events, seq: int) -> None:
+        super().__init__()
         self._events = events
         self._seq = seq
 

@@ -7,11 +7,13 @@ show is asked for with the cookie that POST /admin/login sets, and never with a 
 from functools import cache
 from importlib import resources
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from app.errors import NotFound
+
+router = APIRouter()
 
 FILES = {
     "index.html": "text/html; charset=utf-8",
@@ -44,16 +46,15 @@ HEADERS = {
 }
 
 
+@router.get("/")
 async def page(request: Request) -> Response:
     return _answer("index.html")
 
 
+@router.get("/page/{file}")
 async def part(request: Request) -> Response:
     """One of the files that the page names. Raises NotFound for anything else."""
     return _answer(request.path_params["file"])
-
-
-PAGE_ROUTES = (Route("/", page), Route("/page/{file}", part))
 
 
 def _answer(name: str) -> Response:

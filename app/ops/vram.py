@@ -3,14 +3,17 @@
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.errors import InvalidRequest
 from app.events import rfc3339
 from app.request_table import KEPT, as_csv
-from app.service import Service
+from app.service import Service, service_of
 from watchdog.status import as_json
+
+router = APIRouter()
 
 
 def vram_json(service: Service) -> dict[str, Any]:
@@ -36,19 +39,22 @@ def watchdog_json(service: Service) -> dict[str, Any]:
     return {"mode": service.pressure.mode, "until": None if until is None else rfc3339(until.timestamp())}
 
 
+@router.get("/admin/vram")
 async def vram(request: Request) -> Response:
-    service: Service = request.app
+    service = service_of(request)
     return JSONResponse(vram_json(service))
 
 
+@router.get("/admin/vram/history")
 async def history(request: Request) -> Response:
-    service: Service = request.app
+    service = service_of(request)
     return JSONResponse(service.history.json())
 
 
+@router.get("/admin/vram/requests")
 async def requests(request: Request) -> Response:
     """The last `limit` requests, oldest first, as JSON or as CSV."""
-    service: Service = request.app
+    service = service_of(request)
     rows = service.table.rows[-_limit(request) :]
     form = request.query_params.get("format", "json")
     if form == "csv":

@@ -5,11 +5,14 @@ that cannot be killed is in the way of the next); /ready, and /health as other s
 be admitted now, or held for as long as a reload takes.
 """
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import EngineStuck
-from app.service import Service
+from app.service import service_of
+
+router = APIRouter()
 
 OK = b'{"status":"ok"}'
 
@@ -18,16 +21,17 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
 
+@router.get("/live")
 async def live(request: Request) -> Response:
-    service: Service = request.app
-    if service.supervisor.phase == "stuck":
+    if service_of(request).supervisor.phase == "stuck":
         raise EngineStuck
     return _json(OK)
 
 
+@router.get("/ready")
+@router.get("/health")
 async def ready(request: Request) -> Response:
-    service: Service = request.app
-    refusal = service.unreadiness()
+    refusal = service_of(request).unreadiness()
     if refusal is not None:
         raise refusal
     return _json(OK)
