@@ -25,7 +25,7 @@ class Choice:
 
 
 def budget_left(reloads: tuple[float, ...], at: float, config: WatchdogConfig) -> int:
-    return config.reload_per_hour - sum(at - begun < HOUR_S for begun in reloads)
+    return config.reload_per_hour - len([begun for begun in reloads if at - begun < HOUR_S])
 
 
 def expected(view: View) -> int:

@@ -76,17 +76,21 @@ def noise(y: Floats) -> float:
 
 
 def falls_since_rise(y: Floats, threshold: float) -> tuple[int, int]:
-    """(separate falls since the last rise, index of that rise or 0); both are changes of level by `threshold`."""
+    """(separate falls since the last rise, index of that rise or 0): values `threshold` off the mean of their plateau.
+
+    A plateau is all that lies between two changes of level. Its mean keeps single noisy values from being falls.
+    """
     values = y.tolist()
-    level = values[0]
+    total, count = values[0], 1
     falls = since = 0
     for k, value in enumerate(values):
-        if value <= level - threshold:
-            falls += 1
-            level = value
-        elif value >= level + threshold:
-            falls, since = 0, k
-            level = value
+        change = value - total / count
+        if -threshold < change < threshold:
+            total += value
+            count += 1
+            continue
+        falls, since = (falls + 1, since) if change < 0.0 else (0, k)
+        total, count = value, 1
     return falls, since
 
 
@@ -119,9 +123,9 @@ def _steps(y: Floats, threshold: float) -> list[tuple[float, int]]:
         while k + 1 < len(steep) and steep[k + 1] == last + 1:
             k += 1
             last = steep[k]
-        height = median(y[last : last + 3]) - median(y[max(0, first - 3) : first])
-        if last - first < 2 and height <= -threshold:
-            steps.append((height, last))
+        lasting = median(y[last : last + 3]) - median(y[max(0, first - 3) : first])
+        if last - first < 2 and lasting <= -threshold:
+            steps.append((float(y[last] - y[first - 1]), last))
         k += 1
     return steps
 

@@ -27,8 +27,8 @@ from watchdog.snapshot import GRANULE, MIB
 REQUESTS = 64
 CONFIDENT = 0.5
 """Below it the forecast is withheld."""
-SIGMAS = 6.0
-"""A change of level counts from so many standard deviations of one window; two of them differ by 1.4 anyway."""
+SIGMAS = 5.0
+"""A change of level counts from so many standard deviations of one window's floor."""
 FALLS = 3
 """Separate falls without a rise between them are growth, whatever the slope says."""
 
@@ -208,7 +208,7 @@ def _declines(x: Floats, y: Floats, threshold: float) -> bool:
     if median(y[:third]) - median(y[-third:]) < 0.25 * threshold:
         return False  # cheap, and true of nearly every series that does not fall
     surest = (n * (n - 1) / 2 - 1) / (n * (n - 1) * (2 * n + 5) / 18) ** 0.5
-    if mann_kendall(y) > -min(4.0, 0.97 * surest):
+    if mann_kendall(y) > -min(4.0, 0.9 * surest):
         return False
     return -theil_sen(x, y) * float(x[-1] - x[0]) >= max(2.0 * GRANULE, threshold)
 

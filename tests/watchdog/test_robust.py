@@ -59,9 +59,10 @@ def test_noise_does_not_see_slope_or_steps() -> None:
 
 
 def test_falls_are_separate_and_end_with_a_rise() -> None:
-    assert falls_since_rise(np.array([100.0, 96, 97, 92, 93, 88]), 4.0) == (3, 0)
+    assert falls_since_rise(np.array([100.0, 96, 97, 92, 93, 87]), 4.0) == (3, 0)
     assert falls_since_rise(np.array([100.0, 96, 92, 99, 95]), 4.0) == (1, 3)
-    assert falls_since_rise(np.array([100.0, 99, 98, 97, 96]), 4.0) == (1, 0), "slow falls add up"
+    assert falls_since_rise(np.array([100.0, 99, 98, 97, 96, 95, 94, 93, 92]), 4.0) == (1, 0), "slow falls add up"
+    assert falls_since_rise(np.array([103.0, 97, 103, 97, 99, 96]), 7.0) == (0, 0), "noise about a level"
 
 
 def test_steps_come_out_and_a_trend_beside_them_stays() -> None:
