@@ -75,23 +75,37 @@ def noise(y: Floats) -> float:
     return min(spread, rises)
 
 
-def falls_since_rise(y: Floats, threshold: float) -> tuple[int, int]:
-    """(separate falls since the last rise, index of that rise or 0): values `threshold` off the mean of their plateau.
+def falls_since_rise(y: Floats, threshold: float) -> list[float]:
+    """Heights of the separate falls since the last rise: values `threshold` off the mean of their plateau.
 
     A plateau is all that lies between two changes of level. Its mean keeps single noisy values from being falls.
     """
     values = y.tolist()
     total, count = values[0], 1
-    falls = since = 0
-    for k, value in enumerate(values):
+    falls: list[float] = []
+    for value in values:
         change = value - total / count
         if -threshold < change < threshold:
             total += value
             count += 1
             continue
-        falls, since = (falls + 1, since) if change < 0.0 else (0, k)
+        if change < 0.0:
+            falls.append(-change)
+        else:
+            falls.clear()
         total, count = value, 1
-    return falls, since
+    return falls
+
+
+def alike(heights: list[float], most: float) -> int:
+    """How many of `heights` lie within a factor `most` of one another."""
+    ordered = sorted(heights)
+    best = first = 0
+    for last, height in enumerate(ordered):
+        while ordered[first] * most < height:
+            first += 1
+        best = max(best, last - first + 1)
+    return best
 
 
 def without_steps(y: Floats, threshold: float, most: int) -> tuple[Floats, int]:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from watchdog.idle_floor import Window
-from watchdog.robust import Floats, falls_since_rise, mann_kendall, median, noise, theil_sen, without_steps
+from watchdog.robust import Floats, alike, falls_since_rise, mann_kendall, median, noise, theil_sen, without_steps
 from watchdog.snapshot import GRANULE, MIB
 
 FALLS = 3
 """Separate falls without a rise between them are growth, whatever the slope says; up to two are steps."""
+ALIKE = 6.0
+"""And they are one cause's falls, within this factor: two steps and a busy window are not three of a kind."""
 SIGMAS = 5.0
 """A change of level counts from so many standard deviations of one window's floor."""
 
@@ -31,13 +33,13 @@ class Shape:
     y: Floats
     level: Floats
     threshold: float
-    falls: int
+    falls: list[float]
     steady: bool
     """What is left without the steps still falls."""
 
     @property
     def grows(self) -> bool:
-        return self.steady or self.falls >= FALLS
+        return self.steady or alike(self.falls, ALIKE) >= FALLS
 
 
 def own_or_free(points: tuple[Window, ...]) -> tuple[Floats, bool]:
@@ -53,12 +55,11 @@ def shape_of(points: tuple[Window, ...], every: Floats, looked_at: tuple[Window,
     x = _finished(looked_at)
     y = every[-len(looked_at) :]
     threshold = max(float(GRANULE), SIGMAS * noise(every), _doubt(len(points)))
-    falls, _ = falls_since_rise(y, threshold)
     level, steps = without_steps(y, threshold, FALLS - 1)
     steady = _declines(x, level, threshold) or _goes_on(points, x, every, level, threshold)
-    if not steady and steps and falls_since_rise(level, threshold)[0] < FALLS - 1:
+    if not steady and steps and len(falls_since_rise(level, threshold)) < FALLS - 1:
         level = y  # if there is growth, the steps are nearly all of it
-    return Shape(looked_at, x, y, level, threshold, falls, steady)
+    return Shape(looked_at, x, y, level, threshold, falls_since_rise(y, threshold), steady)
 
 
 def owned_fill(shape: Shape) -> Fill | None:
@@ -72,7 +73,7 @@ def owned_fill(shape: Shape) -> Fill | None:
     held = [sum(owner.held for owner in window.capped) for window in shape.windows]
     rest = y + np.array(held, dtype=np.float64)
     beside, _ = without_steps(rest, shape.threshold, FALLS - 1)
-    if falls_since_rise(rest, shape.threshold)[0] >= FALLS:
+    if alike(falls_since_rise(rest, shape.threshold), ALIKE) >= FALLS:
         beside = rest
     elif not _declines(x, beside, shape.threshold):
         beside = np.zeros_like(rest)

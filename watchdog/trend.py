@@ -86,7 +86,7 @@ def extend(trend: Trend, window: Window) -> Trend:
     shape = shape_of(points, every, looked_at)
     if shape.grows:
         return _growing(trend.ready, points, shape)
-    if shape.falls == 0:
+    if not shape.falls:
         return Trend(trend.ready, points)
     return Trend(trend.ready, points, TrendClass.FIRST_USE if known else TrendClass.UNKNOWN)
 
