@@ -4,6 +4,7 @@ import pytest
 
 from tests.watchdog.policy_bench import (
     FLOORS,
+    FOREIGN,
     GROWTH,
     OK,
     RELOAD,
@@ -253,3 +254,19 @@ def test_one_reload_for_both_devices() -> None:
                 begun.append(decision)
     assert len(begun) == 1
     assert len(state.reloads) == 1
+
+
+def test_a_reload_that_would_bring_nothing_back_is_barred() -> None:
+    bench = Bench()
+    decisions = bench.run(10, RELOAD, GROWTH, foreign=3990)
+    assert bench.reloads == []
+    assert decisions[-1].state is State.DEGRADED
+    assert "6 MiB" in decisions[-1].reason, "4,096 less 3,990 less 100"
+
+
+def test_a_neighbour_calls_a_set_reload_off_under_trim_too() -> None:
+    bench = Bench()
+    assert bench.run(8, TRIM, GROWTH)[-1].due is not None
+    assert bench.run(1, TRIM, FOREIGN, foreign=3800)[-1].due is None
+    bench.run(100, TRIM, FOREIGN, foreign=3800)
+    assert bench.reloads == []
