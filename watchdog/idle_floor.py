@@ -65,5 +65,7 @@ def observe(floor: IdleFloor, reading: Reading, work: Work, holdings: Holdings) 
     finished = work.finished - floor.opened_finished
     overdue = finished >= 1 and reading.at - floor.opened_at >= LONGEST_S
     if best is None or not (finished >= floor.wanted or overdue):
+        if best is floor.best and known is floor.known:
+            return floor, None
         return IdleFloor(floor.opened_at, floor.opened_finished, floor.wanted, best, known), None
     return opened(reading.at, work, known if at_rest else best), best

@@ -7,6 +7,7 @@ from watchdog.config import WatchdogConfig
 from watchdog.floors import Level
 from watchdog.sense import OURS, lost, margin
 from watchdog.state import Degraded, DeviceState, Due, State, View, mib
+from watchdog.trend import TrendClass
 
 HOUR_S = 3600.0
 LEAST_REQUESTS = 16
@@ -25,7 +26,7 @@ class Choice:
 
 
 def budget_left(reloads: tuple[float, ...], at: float, config: WatchdogConfig) -> int:
-    return config.reload_per_hour - sum(at - begun < HOUR_S for begun in reloads)
+    return config.reload_per_hour - len([begun for begun in reloads if at - begun < HOUR_S])
 
 
 def expected(view: View) -> int:
@@ -83,7 +84,8 @@ def settle_due(device: DeviceState, view: View, config: WatchdogConfig, level: L
     due = device.due
     if due is None:
         return None
-    if level < Level.TRIM and (due.deadline is not None or view.kind not in OURS):
+    passed = level < Level.TRIM and (due.deadline is not None or view.kind not in OURS)
+    if passed or view.kind is TrendClass.FOREIGN:  # under trim a class that wavers for a window calls nothing off
         return Choice(replace(device, due=None), State.WATCH, "the need has passed, the reload is called off")
     idle = view.idle_for is not None and view.idle_for >= config.idle_s
     if idle and (budget > 0 or due.deadline is not None):

@@ -75,19 +75,37 @@ def noise(y: Floats) -> float:
     return min(spread, rises)
 
 
-def falls_since_rise(y: Floats, threshold: float) -> tuple[int, int]:
-    """(separate falls since the last rise, index of that rise or 0); both are changes of level by `threshold`."""
+def falls_since_rise(y: Floats, threshold: float) -> list[float]:
+    """Heights of the separate falls since the last rise: values `threshold` off the mean of their plateau.
+
+    A plateau is all that lies between two changes of level. Its mean keeps single noisy values from being falls.
+    """
     values = y.tolist()
-    level = values[0]
-    falls = since = 0
-    for k, value in enumerate(values):
-        if value <= level - threshold:
-            falls += 1
-            level = value
-        elif value >= level + threshold:
-            falls, since = 0, k
-            level = value
-    return falls, since
+    total, count = values[0], 1
+    falls: list[float] = []
+    for value in values:
+        change = value - total / count
+        if -threshold < change < threshold:
+            total += value
+            count += 1
+            continue
+        if change < 0.0:
+            falls.append(-change)
+        else:
+            falls.clear()
+        total, count = value, 1
+    return falls
+
+
+def alike(heights: list[float], most: float) -> int:
+    """How many of `heights` lie within a factor `most` of one another."""
+    ordered = sorted(heights)
+    best = first = 0
+    for last, height in enumerate(ordered):
+        while ordered[first] * most < height:
+            first += 1
+        best = max(best, last - first + 1)
+    return best
 
 
 def without_steps(y: Floats, threshold: float, most: int) -> tuple[Floats, int]:
@@ -119,9 +137,9 @@ def _steps(y: Floats, threshold: float) -> list[tuple[float, int]]:
         while k + 1 < len(steep) and steep[k + 1] == last + 1:
             k += 1
             last = steep[k]
-        height = median(y[last : last + 3]) - median(y[max(0, first - 3) : first])
-        if last - first < 2 and height <= -threshold:
-            steps.append((height, last))
+        lasting = median(y[last : last + 3]) - median(y[max(0, first - 3) : first])
+        if last - first < 2 and lasting <= -threshold:
+            steps.append((float(y[last] - y[first - 1]), last))
         k += 1
     return steps
 

@@ -148,12 +148,14 @@ def _climb(
 
 
 def _wanted(device: DeviceState, view: View, config: WatchdogConfig) -> int:
-    """Elastic bytes to release: what leaves the level, and under a loss that goes on what its next minutes need."""
+    """Elastic bytes to release: what brings the device back above warn, and under a loss what its next minutes need."""
     assert view.idle_free is not None
     ours = view.kind in OURS
-    need = 0.0 if device.level is Level.OK else float(view.floors.leave(device.level) - view.idle_free)
+    need = 0.0 if device.level is Level.OK else float(view.floors.leave(Level.TRIM) - view.idle_free)
     if ours and view.bytes_per_second is not None:
-        need = max(need, view.bytes_per_second * config.bridge_s - (view.idle_free - view.floors.reload))
+        bridge, room = view.bytes_per_second * config.bridge_s, view.idle_free - view.floors.reload
+        if device.level is not Level.OK or room < bridge / 2.0:  # a forecast alone does not shrink a little each minute
+            need = max(need, bridge - room)
     return min(whole(need), view.holdings.elastic.releasable(keep_half=ours))
 
 

@@ -12,25 +12,16 @@ from enum import StrEnum
 import numpy as np
 
 from watchdog.idle_floor import Window
-from watchdog.robust import (
-    Floats,
-    agreement,
-    falls_since_rise,
-    mann_kendall,
-    median,
-    noise,
-    theil_sen,
-    without_steps,
-)
-from watchdog.snapshot import GRANULE, MIB
+from watchdog.robust import agreement, theil_sen
+from watchdog.shape import FALLS, Fill, Shape, own_or_free, owned_fill, shape_of, shaped_fill
 
 REQUESTS = 64
+FEWEST = FALLS + 1
+"""Windows without which nothing is said."""
 CONFIDENT = 0.5
 """Below it the forecast is withheld."""
-SIGMAS = 6.0
-"""A change of level counts from so many standard deviations of one window; two of them differ by 1.4 anyway."""
-FALLS = 3
-"""Separate falls without a rise between them are growth, whatever the slope says."""
+SIGMAS = 5.0
+"""A change of level counts from so many standard deviations of one window's floor."""
 
 
 class TrendClass(StrEnum):
@@ -40,14 +31,6 @@ class TrendClass(StrEnum):
     FILL = "fill"
     FOREIGN = "foreign"
     UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
-    """What rises towards a cap: a named owner, or None when only the shape of the fall says so."""
-
-    owner: str | None
-    remaining: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +80,13 @@ def extend(trend: Trend, window: Window) -> Trend:
     """The trend with one more closed window; all else is computed anew from the points."""
     points = (*trend.points[-REQUESTS:], window)
     looked_at = recent(points)
-    if len(looked_at) < FALLS + 1:
+    if len(looked_at) < FEWEST:
         return Trend(trend.ready, points)
-    known = _known(points)
-    every = _series(points, known)
-    x = np.array([point.finished for point in looked_at], dtype=np.float64)
-    y = every[-len(looked_at) :]
-    threshold = max(float(GRANULE), SIGMAS * noise(every), _doubt(len(points)))
-    falls, _ = falls_since_rise(y, threshold)
-    level, steps = without_steps(y, threshold, FALLS - 1)
-    if falls >= FALLS or _declines(x, level, threshold) or _goes_on(points, x, every, level, threshold):
-        return _growth(trend.ready, points, looked_at, x, y, level, steps, threshold)
-    if falls == 0:
+    every, known = own_or_free(points)
+    shape = shape_of(points, every, looked_at)
+    if shape.grows:
+        return _growing(trend.ready, points, shape)
+    if not shape.falls:
         return Trend(trend.ready, points)
     return Trend(trend.ready, points, TrendClass.FIRST_USE if known else TrendClass.UNKNOWN)
 
@@ -141,9 +119,9 @@ def foreign_bytes(trend: Trend, free: int, own: int | None) -> int | None:
 def slopes(trend: Trend) -> Slopes | None:
     """Losses over the last 64 requests as they are shown; computed when asked for. None while there are too few."""
     points = recent(trend.points)
-    if len(points) < FALLS + 1:
+    if len(points) < FEWEST:
         return None
-    y = _series(points, _known(points))
+    y, _ = own_or_free(points)
     finished = np.array([point.finished for point in points], dtype=np.float64)
     tokens = np.array([point.prompt_tokens for point in points], dtype=np.float64)
     at = np.array([point.at for point in points], dtype=np.float64)
@@ -155,103 +133,19 @@ def slopes(trend: Trend) -> Slopes | None:
     )
 
 
-def _growth(
-    ready: Window,
-    points: tuple[Window, ...],
-    looked_at: tuple[Window, ...],
-    x: Floats,
-    y: Floats,
-    level: Floats,
-    steps: int,
-    threshold: float,
-) -> Trend:
-    """Growth or fill, with slopes; `level` is `y` without the `steps` that are apart from the trend."""
-    shaped = _shaped_fill(level, threshold)
-    if steps and not _declines(x, level, threshold) and falls_since_rise(level, threshold)[0] < FALLS - 1:
-        level, shaped = y, None  # the steps are nearly all there is: they are the growth
-    at = np.array([point.at for point in looked_at], dtype=np.float64)
+def _growing(ready: Window, points: tuple[Window, ...], shape: Shape) -> Trend:
+    """Growth or fill, with its slopes and how far they can be trusted."""
+    x, level = shape.x, shape.level
+    at = np.array([window.at for window in shape.windows], dtype=np.float64)
     slope, per_second = -theil_sen(x, level), -theil_sen(at, level)
     if slope <= 0.0:  # most pairs lie on plateaus
         slope = max(0.0, float(level[0] - level[-1]) / max(1.0, float(x[-1] - x[0])))
     if per_second <= 0.0:
         per_second = slope * float(x[-1] - x[0]) / max(1e-9, float(at[-1] - at[0]))
-    fill = _owned_fill(looked_at, x, y, threshold) or shaped
+    fill = owned_fill(shape) or shaped_fill(shape)
     kind = TrendClass.GROWTH if fill is None else TrendClass.FILL
     return Trend(ready, points, kind, slope, per_second, agreement(x, level, -slope), fill)
 
 
-def _known(points: tuple[Window, ...]) -> bool:
-    return None not in [point.own for point in points]
-
-
 def _finished(point: Window) -> int:
     return point.finished
-
-
-def _series(points: tuple[Window, ...], known: bool) -> Floats:
-    if known:
-        return -np.array([point.own for point in points], dtype=np.float64)
-    return np.array([point.free for point in points], dtype=np.float64)
-
-
-def _doubt(n: int) -> float:
-    """Least fall that counts while too few points are there to know the noise."""
-    return max(0.0, (16 - n) * 1.5 * MIB)
-
-
-def _declines(x: Floats, y: Floats, threshold: float) -> bool:
-    """A steady fall: nearly all pairs agree, and it adds up to more than what noise does."""
-    n = len(y)
-    if n < 7:
-        return False
-    third = n // 3
-    if median(y[:third]) - median(y[-third:]) < 0.25 * threshold:
-        return False  # cheap, and true of nearly every series that does not fall
-    surest = (n * (n - 1) / 2 - 1) / (n * (n - 1) * (2 * n + 5) / 18) ** 0.5
-    if mann_kendall(y) > -min(4.0, 0.97 * surest):
-        return False
-    return -theil_sen(x, y) * float(x[-1] - x[0]) >= max(2.0 * GRANULE, threshold)
-
-
-def _goes_on(points: tuple[Window, ...], x: Floats, every: Floats, level: Floats, threshold: float) -> bool:
-    """A fall too slow for 64 requests to show, as with many streams they are 8 windows: more windows show it.
-
-    It counts only while the last 64 requests fall as fast as the longer series does.
-    """
-    if len(points) < 2 * len(x):
-        return False
-    longer, _ = without_steps(every, threshold, FALLS - 1)
-    finished = np.array([point.finished for point in points], dtype=np.float64)
-    if not _declines(finished, longer, threshold):
-        return False
-    return 0.5 <= theil_sen(x, level) / theil_sen(finished, longer) <= 2.0
-
-
-def _owned_fill(points: tuple[Window, ...], x: Floats, y: Floats, threshold: float) -> Fill | None:
-    """The fall is a fill if once the growth of capped owners is taken out no growth is left, or under a fifth of it."""
-    held: dict[str, int] = {owner.owner: -owner.held for owner in points[0].capped}
-    for owner in points[-1].capped:
-        held[owner.owner] = held.get(owner.owner, 0) + owner.held
-    if not any(gain > threshold / 2 for gain in held.values()):
-        return None
-    rest = y + np.array([sum(owner.held for owner in point.capped) for point in points], dtype=np.float64)
-    beside, _ = without_steps(rest, threshold, FALLS - 1)
-    grows = falls_since_rise(rest, threshold)[0] >= FALLS or _declines(x, beside, threshold)
-    if grows and theil_sen(x, rest) < 0.2 * theil_sen(x, y):
-        return None
-    remaining = sum(owner.cap - owner.held for owner in points[-1].capped if held[owner.owner] > 0)
-    return Fill(max(held, key=lambda owner: held[owner]), float(remaining))
-
-
-def _shaped_fill(level: Floats, threshold: float) -> Fill | None:
-    """A fall whose later half is much smaller than its earlier one approaches a cap, as 1 - exp does."""
-    n = len(level)
-    if n < 9:
-        return None
-    few = max(1, n // 8)
-    middle = median(level[n // 2 - few // 2 : n // 2 + (few + 1) // 2])
-    earlier, later = median(level[:few]) - middle, middle - median(level[-few:])
-    if earlier < 2.0 * threshold or later > 0.4 * earlier:
-        return None
-    ratio = max(0.0, later) / earlier
-    return Fill(None, 1.5 * max(0.0, later) * ratio / (1.0 - ratio) + threshold)

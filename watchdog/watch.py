@@ -58,10 +58,12 @@ def step(
     own = watch.devices[device]
     if reading is not None and engine == "serving":
         idle, window = observe(own.idle, reading, work, holdings)
-        trend = own.trend if window is None else extend(own.trend, window)
-        own = DeviceWatch(own.floors, idle, trend)
+        if idle is not own.idle:
+            own = DeviceWatch(own.floors, idle, own.trend if window is None else extend(own.trend, window))
     policy, decision = decide(watch.policy, view(own, device, at, reading, work, holdings, engine), config)
-    devices = (*watch.devices[:device], own, *watch.devices[device + 1 :])
+    devices = watch.devices
+    if own is not devices[device]:
+        devices = (*devices[:device], own, *devices[device + 1 :])
     return Watch(devices, policy), decision
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from watchdog.robust import agreement, falls_since_rise, mann_kendall, median, noise, theil_sen, without_steps
+from watchdog.robust import agreement, alike, falls_since_rise, mann_kendall, median, noise, theil_sen, without_steps
 
 SERIES = st.lists(st.integers(-1000, 1000).map(float), min_size=2, max_size=40)
 
@@ -59,9 +59,18 @@ def test_noise_does_not_see_slope_or_steps() -> None:
 
 
 def test_falls_are_separate_and_end_with_a_rise() -> None:
-    assert falls_since_rise(np.array([100.0, 96, 97, 92, 93, 88]), 4.0) == (3, 0)
-    assert falls_since_rise(np.array([100.0, 96, 92, 99, 95]), 4.0) == (1, 3)
-    assert falls_since_rise(np.array([100.0, 99, 98, 97, 96]), 4.0) == (1, 0), "slow falls add up"
+    assert falls_since_rise(np.array([100.0, 96, 97, 92, 93, 87]), 4.0) == pytest.approx([4, 4.5, 5.5])
+    assert falls_since_rise(np.array([100.0, 96, 92, 99, 95]), 4.0) == [4]
+    assert falls_since_rise(np.array([100.0, 99, 98, 97, 96, 95, 94, 93, 92]), 4.0) == [4.375], "slow falls add up"
+    assert falls_since_rise(np.array([103.0, 97, 103, 97, 99, 96]), 7.0) == [], "noise about a level"
+
+
+def test_alike() -> None:
+    assert alike([], 6.0) == 0
+    assert alike([300.0, 2000.0, 2.0], 6.0) == 1
+    assert alike([60.0, 6.0, 4.0, 2.0], 6.0) == 3
+    assert alike([60.0, 6.0, 4.0, 2.0], 10.0) == 3
+    assert alike([10.0, 20.0, 30.0, 40.0, 50.0], 6.0) == 5
 
 
 def test_steps_come_out_and_a_trend_beside_them_stays() -> None:

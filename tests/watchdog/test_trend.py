@@ -172,3 +172,14 @@ def test_only_the_last_64_requests_count() -> None:
     trend = play([1000.0 - 8 * k for k in range(30)] + [760.0] * 66)[-1]
     assert trend.kind is TrendClass.FLAT
     assert len(trend.points) <= 65
+
+
+def test_growth_too_slow_for_eight_windows_shows_over_more() -> None:
+    """With 32 streams 64 requests are 8 windows; half a MiB a request is then lost in the noise of 8."""
+    random = np.random.default_rng(3)
+    series = (900 - 4.0 * np.arange(50) + random.normal(0, 8, 50)).tolist()
+    trends = play(series, per_window=8)
+    assert trends[9].kind is not TrendClass.GROWTH
+    assert trends[-1].kind is TrendClass.GROWTH
+    ended = play([*series, *[900 - 4.0 * 49 + noise for noise in random.normal(0, 8, 12)]], per_window=8)
+    assert ended[-1].kind is not TrendClass.GROWTH, "it has stopped, whatever came before"

@@ -162,6 +162,8 @@ class _Replay:
         self.generation = 1
         self.returned = 0.0
         """Loss that reloads have brought back."""
+        self.held = Holdings(0)
+        self.held_key: tuple[int, ...] = ()
         self.watch = self._ready(0, None)
 
     def run(self, stop_at_act: bool) -> Replayed:
@@ -186,9 +188,9 @@ class _Replay:
         self.result.samples += 1
         if self.keep:
             self.result.decisions.append(decision)
-        drained = self._reading(done, dipped=False).free  # acts are carried out at a step boundary
+        # An act is carried out at a step boundary, the pipeline drained: no dip is in the raw figure then.
+        raw = reading.free if decision.action is None else self._reading(done, dipped=False).free
         acts = self._carry_out(decision, done)
-        raw = drained if acts else reading.free
         if (acts or decision.due is not None) and self.result.acted is None and raw > self.floors.reload:
             self.result.acted = done
             self.result.act = acts or "reload set"
@@ -241,12 +243,17 @@ class _Replay:
 
     def _holdings(self, done: int) -> Holdings:
         trace = self.trace
+        key = (done if trace.fill_cap else 0, self.released, self.pool, self.generation)
+        if key == self.held_key:
+            return self.held
         plan = trace.elastic
         elastic = Elastic(plan.plan, plan.held - max(0, self.released - trace.pool + self.pool), plan.minimum)
         capped = ()
         if trace.fill_cap:
             capped = (CappedOwner("pool_cached", int(trace.fill[done]), int(trace.fill_cap)),)
-        return Holdings(self.generation, self.released, elastic, capped, LEDGER | {"pool_cached": self.pool})
+        self.held_key = key
+        self.held = Holdings(self.generation, self.released, elastic, capped, LEDGER | {"pool_cached": self.pool})
+        return self.held
 
 
 def _trace(
