@@ -83,15 +83,18 @@ async def test_it_beats_and_leaves_the_signals_to_its_service() -> None:
     assert os.getpgid(engine.pid) != os.getpgid(0)
     os.kill(engine.pid, signal.SIGINT)
     os.kill(engine.pid, signal.SIGTERM)
-    engine.submit(submit(1, max_tokens=10**6))
     beats: list[Heartbeat] = []
+    sequence = 0
     async with asyncio.timeout(60):
         while {beat.busy for beat in beats} != {True, False}:
             if engine.heartbeat is not None and engine.heartbeat not in beats:
                 beats.append(engine.heartbeat)
-                if beats[-1].busy and beats[-1].step > 0:
-                    engine.cancel([1])
-            await asyncio.sleep(0.01)
+            if not any(beat.busy for beat in beats):
+                sequence += 1  # one may be through before the next beat
+                engine.submit(submit(sequence, max_tokens=10**6))
+            else:
+                engine.cancel(list(range(1, sequence + 1)))
+            await asyncio.sleep(0.1)
     assert beats[-1].step_seconds == 0.0
     assert listener.deaths == []
     await engine.stop(10)
