@@ -35,6 +35,8 @@ class ChoiceRequest:
     stop_ids: tuple[int, ...]
     stops: tuple[str, ...] = ()
     cache_prompt: bool = True
+    poison: bool = False
+    """It is one that the fault `poison` is for."""
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
@@ -167,6 +169,7 @@ class Record:
             stop_ids=request.stop_ids,
             cache_prompt=request.cache_prompt,
             cache_scope=self.cache_scope,
+            poison=request.poison,
         )
 
     def take(self, token: Token) -> Finish | None:

@@ -81,6 +81,7 @@ def _choices(
             stop_ids=stop_ids,
             stops=body.stops,
             cache_prompt=body.cache_prompt is not False,
+            poison=service.poisons(body.user),
         )
         for prompt in prompts
         for choice in range(body.choices)
