@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?=
 
-.PHONY: install serve test check fix bench soak clean
+.PHONY: install serve test check fix bench soak demo-watchdog clean
 
 # Only .venv with the `ullage` command in it, and the CPU kernels compiled.
 $(VENV)/.installed: pyproject.toml
@@ -40,6 +40,10 @@ bench: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'slow or not slow' --timeout 3600
+
+# A card that leaks, a watchdog that sees it, a reload, a stream that goes on: 90 seconds, no GPU.
+demo-watchdog: $(VENV)/.installed
+	@$(BIN)/python -P -m benchmarks.demo_watchdog $(if $(MODEL),'$(MODEL)')
 
 clean:
 	rm -rf $(VENV)

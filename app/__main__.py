@@ -80,6 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     watch = commands.add_parser("watch", help="watch the memory of this machine's devices, whatever engine runs")
     add_watch_arguments(watch)
     watch.set_defaults(run=_watch)
+    vram = commands.add_parser("vram", help="show the device memory of a running service, live")
+    vram.add_argument("--json", action="store_true", dest="as_json", help="what /admin/vram says, once")
+    vram.add_argument("--once", action="store_true", help="one table, and no more")
+    _of_service(vram)
+    vram.set_defaults(run=_vram)
+    bundle = commands.add_parser("bundle", help="collect plan, ledger, events, table and versions into one file")
+    bundle.add_argument("--out", metavar="FILE", help="the .tar.gz to write; else one named after the time")
+    _of_service(bundle)
+    for name in ("model", "cache_dir"):
+        _setting(bundle, SETTINGS[name])
+    bundle.set_defaults(run=_bundle)
     doctor = commands.add_parser("doctor", help="say what serving here needs and lacks")
     for name in ("model", "cache_dir"):
         _setting(doctor, SETTINGS[name])
@@ -96,6 +107,13 @@ def _serve_command(parser: argparse.ArgumentParser) -> None:
     for info in SETTINGS.values():
         _setting(parser, info)
     parser.set_defaults(run=_serve)
+
+
+def _of_service(parser: argparse.ArgumentParser) -> None:
+    """Flags by which a running service is found."""
+    parser.add_argument("--config", metavar="TOML", help="the file of settings that the service has")
+    for name in ("port", "state_dir", "admin_key_file"):
+        _setting(parser, SETTINGS[name])
 
 
 def _plan_command(parser: argparse.ArgumentParser) -> None:
@@ -188,6 +206,19 @@ def _bench(arguments: argparse.Namespace, began: float) -> int:
 
 def _watch(arguments: argparse.Namespace, began: float) -> int:
     return run_watch(arguments)
+
+
+def _vram(arguments: argparse.Namespace, began: float) -> int:
+    from app.vram_command import vram
+
+    settings = load_settings(_given(arguments), config=arguments.config)
+    return vram(settings, sys.stdout, as_json=arguments.as_json, once=arguments.once)
+
+
+def _bundle(arguments: argparse.Namespace, began: float) -> int:
+    from app.bundle import bundle
+
+    return bundle(load_settings(_given(arguments), config=arguments.config), arguments.out, sys.stdout)
 
 
 def _doctor(arguments: argparse.Namespace, began: float) -> int:

@@ -35,3 +35,11 @@ class Devices:
 
 
 NO_DEVICES = Devices(NoSource())
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What `--simulate-gpus` and `--faults` make of this service. `poison`: the user whose requests kill the engine."""
+
+    devices: Devices = NO_DEVICES
+    poison: str | None = None

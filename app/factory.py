@@ -21,6 +21,7 @@ from app.model import ServedModel
 from app.observers import Observers
 from app.ops import admin, events, login, page, scraping, vram
 from app.ops.access import HEADERS, OpsGuard, Sessions
+from app.plan_file import PlanFile
 from app.pressure import Pressure
 from app.recovery import EngineFactory, EngineSupervisor, Patience
 from app.request_table import FILE_NAME as REQUESTS_FILE
@@ -61,11 +62,12 @@ def create_service(
     carry: Carry | None = None,
     boot: Boot | None = None,
     devices: Devices = NO_DEVICES,
+    poison: str | None = None,
     journals: Path | None = None,
 ) -> Service:
     """All parts of one service, put together; nothing is started.
 
-    `journals` is the folder of what outlives the service: events and the table of requests.
+    `journals` is the folder of what outlives the service: events, the table of requests, the plan.
     """
 
     def gauges() -> dict[str, float]:
@@ -78,7 +80,8 @@ def create_service(
     boot = boot or Boot()
     pressure = Pressure(devices, settings.watchdog_config(), events, table, boot.reloads())
     metrics.watch(pressure.status, pressure.counts)
-    observers = Observers(metrics, pressure.workload, pressure)
+    plan_file = PlanFile(journals, lambda: service.supervisor.ready)
+    observers = Observers(metrics, pressure.workload, pressure, plan_file)
     limits = Limits(settings.max_queue, settings.max_inflight_mib * MIB)
     scheduler = RequestScheduler(model.prompts.text_bytes, limits, observers)
     supervisor = EngineSupervisor(
@@ -105,8 +108,10 @@ def create_service(
         events=events,
         table=table,
         sessions=Sessions(admin_key),
+        plan_file=plan_file,
         version=version(),
         sheds=settings.reload_readiness == "shed",
+        poison=poison,
     )
     return service
 
@@ -150,6 +155,7 @@ async def _first_engine(service: Service) -> Ready:
     ready = await service.supervisor.start()
     model = service.model
     split = ",".join(map(str, ready.layer_split))
+    service.plan_file.write()
     about = (model.architecture, model.quantisation, str(ready.max_context), split)
     service.metrics.tell("ullage_model_info", about)
     service.metrics.tell("ullage_device_info", *device_labels(service.pressure.cards, ready))

@@ -27,15 +27,10 @@ class Journal:
         self._ends_whole = False
         """The file ends with a whole line. Whoever wrote to it last may have been killed in the middle of one."""
 
-    @property
-    def older(self) -> Path:
-        """The file before this one: `events.1.jsonl` for `events.jsonl`."""
-        return self._path.with_suffix(f".1{self._path.suffix}")
-
     def read(self, most: int) -> list[bytes]:
         """The last lines of an earlier run, oldest first. The last one may have been cut off by its death."""
         lines: list[bytes] = []
-        for path in (self._path, self.older):
+        for path in (self._path, older_than(self._path)):
             if len(lines) < most and path.exists():
                 try:
                     lines[:0] = path.read_bytes().splitlines()
@@ -58,7 +53,7 @@ class Journal:
     def _write(self, line: bytes) -> None:
         try:
             if self._path.exists() and self._path.stat().st_size >= self._large_bytes:
-                self._path.rename(self.older)
+                self._path.rename(older_than(self._path))
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
                 before = b"" if self._ends_whole or _ends_with_newline(file) else b"\n"
@@ -77,6 +72,11 @@ class Journal:
         if not self._failing:
             self._failing = True
             log.error("%s: %s: some lines are missing from it", self._path, why)
+
+
+def older_than(path: Path) -> Path:
+    """The file before a journal's present one: `events.1.jsonl` for `events.jsonl`."""
+    return path.with_suffix(f".1{path.suffix}")
 
 
 def _ends_with_newline(file: int) -> bool:

@@ -37,6 +37,9 @@ async def run(start: Start, engines: EngineFactory, signals: StopSignals) -> Non
         engine_config=start.engine_config,
         carry=start.carry,
         boot=start.boot,
+        devices=start.simulation.devices,
+        poison=start.simulation.poison,
+        journals=Path(settings.state_dir),
     )
     async with running(service) as first_engine, listening(service, start.sockets):
         with _progress(service.supervisor):

@@ -144,7 +144,7 @@ class Pressure(NoObserver):
 
     def begin(self, action: Action) -> None:
         if isinstance(action, Reload):
-            self._reload(action)
+            asyncio.get_running_loop().call_soon(self._reload, action)  # once the decision has been noted
             return
         task = asyncio.create_task(self._carry_out(action), name=f"watchdog: {action}")
         self._tasks.add(task)
@@ -154,8 +154,10 @@ class Pressure(NoObserver):
         assert self._supervisor is not None
         try:
             self._supervisor.reload(action.reason.value)
-        except (ReloadInProgress, ApiError) as error:
-            log.error("device %d: the watchdog's reload is refused: %s", action.device, error)
+        except ReloadInProgress:
+            return  # somebody else's has just begun, and it does what is wanted
+        except ApiError as error:
+            log.warning("device %d: the watchdog's reload is refused: %s", action.device, error)
             self._runner.reload_failed(self._sampler.now())
 
     async def _carry_out(self, action: Trim | Regrow | Cap) -> None:
@@ -224,7 +226,7 @@ class Pressure(NoObserver):
             self._notes.ready(self._met, self.status().devices)
             self._machine.when_watching(self._sampler.now())
         for decision in decisions:
-            self._notes.decided(decision)
+            self._notes.decided(decision, acting=self._acts.in_flight)
 
     def _hold_or_not(self, scheduler: RequestScheduler) -> None:
         """New requests wait while a device has no memory for them."""

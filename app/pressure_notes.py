@@ -63,8 +63,12 @@ class Notes:
                 trend=device.kind.value,
                 state=device.state.value,
             )
+            self._said[device.device] = _Said(device.state.value, device.kind.value, due=False)
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: Decision, *, acting: bool) -> None:
+        """`acting`: something is being done at the moment, and its end will be told."""
+        if acting and decision.action is None:
+            return
         last = self._said.get(decision.device)
         said = _Said(decision.state.value, decision.kind.value, decision.due is not None)
         self._said[decision.device] = said
@@ -81,7 +85,7 @@ class Notes:
     def acted(self, kind: Literal["trim", "regrow"], done: Done, *, by_operator: bool = False) -> None:
         """A rung was taken, or elastic memory again."""
         returned, said = done.returned, self._said.get(done.device)
-        amount = "an unknown amount" if returned is None else mib(abs(returned))
+        amount = "an unknown amount" if returned is None else mib(max(0, returned) if kind == "trim" else -returned)
         if kind == "trim":
             words = {"ok": f"{done.rung} gave back {amount}", "noop": f"{done.rung} had nothing to give back"}
         else:
@@ -94,7 +98,7 @@ class Notes:
             trend=None if said is None else said.trend,
             state=None if said is None else said.state,
             rung=done.rung.value,
-            returned_bytes=returned,
+            returned_bytes=max(0, returned) if kind == "trim" and returned is not None else returned,
         )
 
     def _record(self, kind: Kind, decision: Decision, reason: str, rung: str | None) -> None:

@@ -37,6 +37,8 @@ class ChoiceRequest:
     cache_prompt: bool = True
     drop_leading_space: bool = False
     """The answer does not go on in the middle of the prompt's line: its first word's space is left out."""
+    poison: bool = False
+    """It is one that the fault `poison` is for."""
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
@@ -169,6 +171,7 @@ class Record:
             stop_ids=request.stop_ids,
             cache_prompt=request.cache_prompt,
             cache_scope=self.cache_scope,
+            poison=request.poison,
         )
 
     def take(self, token: Token) -> Finish | None:

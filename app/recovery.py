@@ -16,7 +16,7 @@ from typing import Any, Literal
 from app.boot import Boot
 from app.card_lock import CardLocks, shared_folder
 from app.carry import Carry, NoCarry
-from app.errors import ApiError, Draining, EngineLoading, EngineUnavailable, ShutDown
+from app.errors import EngineLoading, EngineUnavailable, ShutDown
 from app.hang import HangWatch
 from app.life import Life
 from app.observer import NoObserver, Observer
@@ -118,6 +118,7 @@ class EngineSupervisor:
             raise
         self._reloads.expect({"load": time.monotonic() - began})
         self._serve(life, ready, config)
+        self._run(self._measure(()))
         return ready
 
     def reload(self, reason: Reason) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class EngineSupervisor:
             raise ReloadInProgress(self._reloads.now.progress())
         old = self._current
         if old is None:
-            raise self._absence()
+            raise EngineLoading() if self.phase == "loading" else EngineUnavailable()
         if reason in AUTOMATIC:
             self._boot.reloaded()
         restart: Restart = "operator" if reason == "operator" else "reload"
@@ -147,9 +148,9 @@ class EngineSupervisor:
         """End every request that is left and the engine: in order, by force after `timeout_s`."""
         self.phase = "stopped"
         current, self._current = self._current, None  # first of all: its death is no news from now on
+        for task in self._tasks:
+            task.cancel()
         if self._tasks:
-            for task in self._tasks:
-                task.cancel()
             await asyncio.wait(self._tasks, timeout=self._patience.reap_s)
         if self._reloads.now is not None:
             self._reloads.end("aborted")
@@ -173,7 +174,7 @@ class EngineSupervisor:
         self._hang.step(step.stats)
         if step.tokens and not life.has_served:
             life.has_served = True
-            self._boot.proved()
+            self._prove()
 
     def holds(self, life: Life, ledger: Ledger) -> None:
         if life.is_current:
@@ -191,8 +192,8 @@ class EngineSupervisor:
         if life is not self._current:
             return
         log.error("engine generation=%d is lost: %s", life.engine.generation, reason)
-        in_vain = not life.has_served and life.age_s < self._patience.backoff.young_s
-        self._starter.lives_in_vain = self._starter.lives_in_vain + 1 if in_vain else 0
+        if not life.has_served and life.age_s < self._patience.backoff.young_s:
+            self._starter.lives_in_vain += 1
         self._part(life, crashed=True)
         reload = self._reloads.now
         if reload is not None and reload.phase != "replay":
@@ -258,11 +259,12 @@ class EngineSupervisor:
 
     async def _drain(self, reload: Reload, old: Life) -> Checkpointed | None:
         """Take the requests from the engine at a step boundary, with their KV; None if it is lost before that."""
+        budget_bytes = self._carry.budget_bytes()
+        self._carry.clear()
         self._scheduler.pause()
         self._enter(reload, "drain")
-        self._carry.clear()
         try:
-            checkpointed = await old.engine.checkpoint(self._carry.budget_bytes())
+            checkpointed = await old.engine.checkpoint(budget_bytes)
         except EngineDied as error:
             self._lose(old, "crash", str(error))
             return None
@@ -293,6 +295,7 @@ class EngineSupervisor:
         self.ready_at = time.time()
         self.phase = "ready"
         self._hang.begin()
+        self._readings.clear()
         self._carry.clear()
         self._boot.left_out(config.without)
         log.info("engine generation=%d is ready: %s", life.engine.generation, ready)
@@ -310,11 +313,13 @@ class EngineSupervisor:
             self._reloads.end("ok")
 
     async def _measure(self, before: Sequence[CardReading]) -> None:
-        """What the reload gave back."""
-        was = {reading.device: reading.free for reading in self._ours(before)}
-        for reading in self._ours(await self._cards.sample()) if was else ():
-            if reading.device in was:
-                self._observer.reload_returned(reading.device, max(0, reading.free - was[reading.device]))
+        """What there is now, and how much of it a reload gave back."""
+        now = await self._cards.sample()
+        self._readings.append(now)
+        free = {reading.device: reading.free for reading in now}
+        for was in self._ours(before):
+            if was.device in free:
+                self._observer.reload_returned(was.device, max(0, free[was.device] - was.free))
 
     # Inside.
 
@@ -335,11 +340,10 @@ class EngineSupervisor:
         reload.generation = life.engine.generation
         self._enter(reload, "load")
 
-    def _absence(self) -> ApiError:
-        """Why there is no engine."""
-        if self.phase == "loading":
-            return EngineLoading()
-        return Draining() if self.phase == "stopped" else EngineUnavailable()
+    def _prove(self) -> None:
+        """The engine of the moment is good for something."""
+        self._starter.lives_in_vain = 0
+        self._boot.proved()
 
     async def _look_now_and_then(self) -> None:
         while True:
@@ -353,7 +357,7 @@ class EngineSupervisor:
         if life is None:
             return
         if life.age_s >= self._patience.backoff.young_s:
-            self._boot.proved()
+            self._prove()
         reload = self._reloads.now
         draining = reload is not None and reload.phase == "drain"
         silent_s = self._hang.look(
@@ -375,15 +379,16 @@ class EngineSupervisor:
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
-        if isinstance(error, EngineError):
-            log.critical("no engine: %s", error)
-        else:
+        if not isinstance(error, EngineError):
             log.critical("recovery failed", exc_info=error)
             error = EngineDied(f"recovery failed: {error!r}")
         if self._current is None:
             self._give_up(error)
+        elif self._reloads.now is not None and self._reloads.now.phase == "prepare":
+            self._reloads.end("aborted")
 
     def _give_up(self, error: EngineError) -> None:
+        log.critical("no engine: %s", error)
         self.phase = "failed"
         self.failure = error
         self._scheduler.close()

@@ -18,10 +18,12 @@ import uvloop
 
 from app.boot import Boot, fingerprint
 from app.demo_model import DemoModelError, ensure_demo_model
+from app.devices import Simulation
 from app.fallback import fallbacks
-from app.settings import Settings, engine_variables
-from app.sockets import Sockets, bound
+from app.settings import Settings, engine_variables, flag
+from app.sockets import Sockets, bound, url
 from app.state import StateFolder, read_keys
+from app.watchdog_settings import unread
 from engine.client import CarryMemory, EngineEvents, EngineLauncher, EngineProcess
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDied, HandshakeError
@@ -47,6 +49,7 @@ class Start:
     """What is asked of every engine, with no part left out."""
     carry: CarryMemory
     boot: Boot
+    simulation: Simulation
 
 
 def serve(settings: Settings, began: float, check: bool = False) -> None:
@@ -56,6 +59,8 @@ def serve(settings: Settings, began: float, check: bool = False) -> None:
         state = StateFolder(Path(settings.state_dir))
         stack.callback(state.close)
         sockets = stack.enter_context(bound(settings.host, settings.port, settings.ops_host, settings.ops_port))
+        state.tell_ops(url(sockets.ops, settings.ops_host), settings.ops_allowed_hosts)
+        simulation = _simulation(settings)
         api_keys = read_keys(Path(settings.api_key_file), "--api-key-file") if settings.api_key_file else []
         admin_key, shown = _admin_key(settings, state)
         path = settings.model or _demo_model(settings)
@@ -63,7 +68,20 @@ def serve(settings: Settings, began: float, check: bool = False) -> None:
         launcher = EngineLauncher.open(asked, engine_variables(settings), settings.reload_carry_mib)
         stack.callback(launcher.close)
         boot = Boot(state.path, fingerprint(asked, launcher.build), settings.reload_per_hour)
-        start = Start(settings, began, check, sockets, path, api_keys, admin_key, shown, asked, launcher.carry, boot)
+        start = Start(
+            settings=settings,
+            began=began,
+            check=check,
+            sockets=sockets,
+            model_path=path,
+            api_keys=api_keys,
+            admin_key=admin_key,
+            admin_key_shown=shown,
+            engine_config=asked,
+            carry=launcher.carry,
+            boot=boot,
+            simulation=simulation,
+        )
         _attempt(start, launcher)
 
 
@@ -81,6 +99,20 @@ def _attempt(start: Start, launcher: EngineLauncher) -> None:
         boot.ended()
         raise
     boot.ended()
+
+
+def _simulation(settings: Settings) -> Simulation:
+    """Raises ConfigError for what is simulated badly, and for settings that only devices would read."""
+    names = unread(settings)
+    if names:
+        flags = ", ".join(map(flag, names))
+        sys.stderr.write(f"ullage: the model runs on the CPU, so there is nothing to watch and nothing reads {flags}\n")
+    if settings.simulate_gpus is None and not settings.faults:
+        return Simulation()
+    made: Simulation = importlib.import_module("app.simulation").simulate(
+        settings
+    )  # arithmetic that else is not needed
+    return made
 
 
 def _demo_model(settings: Settings) -> str:

@@ -15,6 +15,7 @@ from app.metrics import ServingMetrics
 from app.model import ServedModel
 from app.ops.access import Sessions
 from app.ops.history import History
+from app.plan_file import PlanFile
 from app.pressure import Pressure
 from app.prompts import Prompts
 from app.recovery import EngineSupervisor
@@ -48,10 +49,13 @@ class Service:
     events: Events
     table: RequestTable
     sessions: Sessions
+    plan_file: PlanFile
     version: str
     history: History = field(default_factory=History)
     sheds: bool = False
     """Over a reload this instance is not ready, so that others get the requests."""
+    poison: str | None = None
+    """The user whose requests are to kill the engine: a fault for tests."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -89,6 +93,9 @@ class Service:
         if refusal is None and self.sheds and self.supervisor.reloading:
             return EngineUnavailable("The engine is being replaced.", retry_after_s=self.scheduler.retry_after_s)
         return refusal
+
+    def poisons(self, user: str | None) -> bool:
+        return user is not None and user == self.poison
 
     def require_engine(self) -> None:
         """Raises the 503 that says why there is none."""

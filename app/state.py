@@ -1,13 +1,16 @@
 """The state folder of one instance: its lock, and the key of the operator."""
 
 import fcntl
+import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import ConfigError
 
 ADMIN_KEY_FILE = "admin.key"
+OPS_FILE = "ops.json"
 
 
 class StateFolder:
@@ -33,6 +36,11 @@ class StateFolder:
             self._write_private(path, secrets.token_urlsafe(32) + "\n")
         path.chmod(0o600)
         return path, read_keys(path, "--state-dir")[0]
+
+    def tell_ops(self, url: str, hosts: Sequence[str]) -> None:
+        """Where the ops listener is, and by which name it answers: for the commands that ask it."""
+        address = {"url": url, "host": hosts[0] if hosts else ""}
+        self._write_private(self.path / OPS_FILE, json.dumps(address) + "\n")
 
     def _write_private(self, path: Path, text: str) -> None:
         """Whole or not at all, and never readable by others, not even for a moment."""

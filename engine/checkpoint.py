@@ -33,6 +33,9 @@ MAGIC = b"ULLCARRY"
 TRAILER = struct.Struct("<8sQQQ")
 PIECES_AT = 4096
 BATCH_BYTES = 16 << 20
+CACHE_BYTES = 128 << 20
+"""Of what is only cached no more is carried than this, or than live sequences have: they all wait while it is copied,
+and a cache that has grown for days is many times what they have."""
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -118,7 +121,9 @@ class Carrier:
         """(storage, keys, places) of each kind, what is most worth keeping first."""
         chosen = []
         for kind, pieces in self._kinds:
-            carried = kind.carried(live)[: max(0, budget) // pieces.piece_bytes]
+            own, cached = kind.carried(live)
+            carried = own + cached[: max(len(own), CACHE_BYTES // pieces.piece_bytes)]
+            carried = carried[: budget // pieces.piece_bytes]
             budget -= len(carried) * pieces.piece_bytes
             chosen.append((pieces, [key for key, _ in carried], [place for _, place in carried]))
         return chosen

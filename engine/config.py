@@ -2,6 +2,10 @@
 
 import msgspec
 
+from engine.faults import NvmlLoss, Poison, parse_faults
+
+__all__ = ["BLOCK_TOKENS", "EngineConfig", "NvmlLoss", "Poison", "parse_faults"]
+
 BLOCK_TOKENS = 64
 """Tokens in one KV block (design: a multiple of every attention tile)."""
 

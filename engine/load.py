@@ -48,8 +48,12 @@ def load(
     anything large is allocated, and OutOfMemory where a card has less than it said.
     """
     began = time.monotonic()
+
+    def progress(phase: str, done: int, total: int) -> None:
+        channel.send(LoadProgress(phase, done, total))
+
     faults = parse_faults(config.faults, cards_there(config))
-    backend = load_backend(config, model, lambda *progress: channel.send(LoadProgress(*progress)))
+    backend = load_backend(config, model, progress)
     scheduler = Scheduler(
         backend.pool,
         config.max_batch,
@@ -62,7 +66,10 @@ def load(
     if carry_fd is not None:
         [paged] = scheduler.kinds
         carrier = Carrier(carry_fd, model.fingerprint(backend.kv_dtype), [(paged, backend.pieces)])
-        restored = carrier.restore() if restore else restored
+        if restore:
+            progress("restore", 0, 1)
+            restored = carrier.restore()
+            progress("restore", 1, 1)
     ready = _ready(config, backend, restored, time.monotonic() - began)
     if not faults:
         return EngineLoop(backend.pipeline, scheduler, channel, channel, backend.ladder, carrier), ready

@@ -233,7 +233,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     step: int
     tokens: list[Token]
     admitted: list[tuple[int, int]]
-    """(sequence, prompt tokens taken from the prefix cache), once each time a sequence starts or resumes."""
+    """(sequence, tokens of its text found in the cache), once each time a sequence starts or resumes."""
     released: list[int]
     """Sequences that ended or were cancelled and whose blocks have returned."""
     stats: StepStats

@@ -223,7 +223,7 @@ class Scheduler:
         if sequence.submit.cache_prompt:
             self._prefix_queries += sequence.known
             self._prefix_hits += matched
-        self._report.admitted.append((sequence.submit.sequence, min(matched, len(sequence.submit.prompt_ids))))
+        self._report.admitted.append((sequence.submit.sequence, matched))
 
     def schedule(self) -> StepPlan | None:
         """The next step, counted as launched; None when no sequence has anything to compute now."""

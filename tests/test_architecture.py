@@ -33,6 +33,7 @@ OWNED_MODULES = {
     "numba": ("engine/ops/cpu",),
     "tokenizers": ("app/text",),
     "jinja2": ("app/text",),
+    "rich": ("app/vram_command.py",),
 }
 LONG_FILES: dict[str, str] = {}
 """Files over 400 lines, each with its reason."""

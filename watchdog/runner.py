@@ -6,7 +6,7 @@ that hangs is seen too. What comes back is recorded; what is to be done has been
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import repeat, zip_longest
 from typing import Protocol
 
 from watchdog.actions import Action, Outcome, Trim
@@ -20,7 +20,7 @@ from watchdog.snapshot import DeviceSnapshot, Holdings, Reading, Snapshot, Work
 from watchdog.state import Decision, EnginePhase, State
 from watchdog.status import DeviceStatus, Status, accounted, drift
 from watchdog.trend import slopes
-from watchdog.watch import Watch, at_ready, step, view, with_policy
+from watchdog.watch import Watch, at_ready, has_room, step, view, with_policy
 
 
 class Actions(Protocol):
@@ -94,7 +94,8 @@ class Runner:
         self, now: float, work: Work, holdings: Sequence[Holdings], engine: EnginePhase = "serving"
     ) -> list[Decision]:
         """Take in what the sampler shows. One decision for each device with a new reading, or without a fresh one."""
-        self._work, self._holdings, self._engine = work, tuple(holdings), engine
+        self._work, self._engine = work, engine
+        self._holdings = tuple(map(self._with_blocks, range(len(holdings)), repeat(holdings)))
         snapshot = self._sampler.snapshot()
         if self._ready is not None and engine == "serving":
             self._begin(self._ready, snapshot, now)
@@ -147,6 +148,15 @@ class Runner:
         """Everything that may be shown; `wall` is `now` in Unix time."""
         devices = tuple(self._status(device, now) for device in self._sampler.snapshot().devices)
         return Status(now, wall, devices)
+
+    def _with_blocks(self, device: int, holdings: Sequence[Holdings]) -> Holdings:
+        """Elastic memory comes and goes on all devices at once: it may grow on one if all that have some have room."""
+        own = holdings[device]
+        if not own.elastic.missing or self._watch is None or len(self._watch.devices) != len(holdings):
+            return own
+        others = [other for other, held in enumerate(holdings) if other != device and held.elastic.missing]
+        blocked = any(not has_room(self._watch.devices[other], holdings[other]) for other in others)
+        return replace(own, elastic=replace(own.elastic, blocked=blocked))
 
     def _begin(self, ready: _Ready, snapshot: Snapshot, now: float) -> None:
         """Begin once every device has been read since ready, or has had its time to be."""

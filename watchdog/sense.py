@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from watchdog.config import WatchdogConfig
-from watchdog.floors import Level
+from watchdog.floors import Floors, Level
 from watchdog.ladder import end
 from watchdog.snapshot import MIB
 from watchdog.state import DeviceState, View
@@ -14,8 +14,12 @@ OURS = (TrendClass.GROWTH, TrendClass.FILL)
 
 
 def margin(view: View) -> int:
+    return margin_of(view.floors)
+
+
+def margin_of(floors: Floors) -> int:
     """The least change of idle free memory that is worth an act: 10 % of E, at least 16 MiB."""
-    return max(16 * MIB, view.floors.extent // 10)
+    return max(16 * MIB, floors.extent // 10)
 
 
 def sense(state: DeviceState, view: View, config: WatchdogConfig) -> DeviceState:

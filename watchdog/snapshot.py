@@ -122,6 +122,8 @@ class Elastic:
     held: int = 0
     minimum: int = 0
     busy: int = 0
+    blocked: bool = False
+    """It may not grow: another device, which would have to give its share, has no room for it."""
 
     @property
     def half(self) -> int:
@@ -134,7 +136,7 @@ class Elastic:
 
     @property
     def missing(self) -> int:
-        return max(0, self.plan - self.held)
+        return 0 if self.blocked else max(0, self.plan - self.held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ def _growth(device: DeviceState, view: View, config: WatchdogConfig, level: Leve
         return Choice(device, State.DRAIN, f"a reload is set for the next idle moment; {_outlook(view)}")
     if level is Level.TRIM and not due:
         return Choice(device, State.WATCH, f"{_outlook(view)}; a reload now would bring too little back")
-    return Choice(device, State.TRIM, f"{_where(view, level)}; {_outlook(view)}")
+    where = _where(view, level)
+    return Choice(device, State.TRIM, where if where.endswith(_outlook(view)) else f"{where}; {_outlook(view)}")
 
 
 def _fill(device: DeviceState, view: View, config: WatchdogConfig, level: Level, budget: int) -> Choice:

@@ -10,6 +10,7 @@ from watchdog.config import WatchdogConfig
 from watchdog.floors import Floors
 from watchdog.idle_floor import IdleFloor, Window, observe, opened
 from watchdog.policy import decide, reload_done, start
+from watchdog.sense import OURS, margin_of
 from watchdog.snapshot import MIB, Holdings, Reading, Work
 from watchdog.state import Decision, EnginePhase, PolicyState, View
 from watchdog.trend import Trend, TrendClass, begin, extend, forecast, foreign_bytes
@@ -102,6 +103,14 @@ def view(
         idle_for=None if work.idle_since is None else at - work.idle_since,
         engine=engine,
     )
+
+
+def has_room(own: DeviceWatch, holdings: Holdings) -> bool:
+    """Whether elastic memory could grow here: more is free than at ready, and nothing of ours is eating it up."""
+    idle_free = own.idle.idle_free(holdings.released)
+    if idle_free is None or own.trend.kind in OURS:
+        return False
+    return idle_free - own.floors.baseline >= margin_of(own.floors)
 
 
 def with_policy(watch: Watch, policy: PolicyState) -> Watch:

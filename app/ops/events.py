@@ -51,7 +51,7 @@ class EventStream(Response):
         self._seq = seq
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.create_task(self._write(send))
+        writing = asyncio.create_task(self._write(send), name="event stream")
         leaving = asyncio.create_task(_gone(receive))
         try:
             await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)

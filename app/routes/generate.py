@@ -87,6 +87,7 @@ def _choices(
             stops=body.stops,
             cache_prompt=body.cache_prompt is not False,
             drop_leading_space=starts_anew and service.prompts.adds_space,
+            poison=service.poisons(body.user),
         )
         for prompt in prompts
         for choice in range(body.choices)

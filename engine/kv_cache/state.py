@@ -16,6 +16,10 @@ _TAIL = struct.Struct("<16sQQ")
 """Of a block that is not full: its key, the sequence that may take it up, the tokens in it."""
 
 
+Carried = list[tuple[bytes, int]]
+"""(key, place in the storage)"""
+
+
 class SequenceState(Protocol):
     """What the scheduler asks. All lengths are tokens from the start of the sequence; 0 always works."""
 
@@ -50,9 +54,9 @@ class SequenceState(Protocol):
 class StateKind(SequenceState, Protocol):
     """One kind, with the pieces of its storage that outlive sequences."""
 
-    def carried(self, live: list[Sequence]) -> list[tuple[bytes, int]]:
-        """(key, place in the storage) of what another engine could take over, most worth keeping first: the state of
-        `live` sequences, then what is cached. No launched step names any of them."""
+    def carried(self, live: list[Sequence]) -> tuple[Carried, Carried]:
+        """What another engine could take over: the state of `live` sequences, and what else is cached; in each the
+        most worth keeping first. No launched step names any of them."""
 
     def adopt(self, key: bytes) -> int | None:
         """The place to write one carried piece to, from then on cached; None when there is no room for it."""
@@ -129,18 +133,16 @@ class PagedKV:
         for block in reversed(given_back):
             self._pool.release(block)
 
-    def carried(self, live: list[Sequence]) -> list[tuple[bytes, int]]:
-        pieces: dict[bytes, int] = {}
+    def carried(self, live: list[Sequence]) -> tuple[Carried, Carried]:
+        own: dict[bytes, int] = {}
         for sequence in live:
             full, rest = divmod(sequence.stored, self._tokens)
             for i in range(full):
-                pieces.setdefault(self._key(sequence, i), sequence.blocks[i])
+                own.setdefault(self._key(sequence, i), sequence.blocks[i])
             if rest:
                 tail = _TAIL.pack(self._tail_key(sequence, full, rest), sequence.submit.sequence, rest)
-                pieces[tail] = sequence.blocks[full]
-        for key, block in self._pool.labelled():
-            pieces.setdefault(key, block)
-        return list(pieces.items())
+                own[tail] = sequence.blocks[full]
+        return list(own.items()), [(key, block) for key, block in self._pool.labelled() if key not in own]
 
     def adopt(self, key: bytes) -> int | None:
         if len(key) != _TAIL.size:

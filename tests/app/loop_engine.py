@@ -13,7 +13,7 @@ from engine.errors import EngineDied
 from engine.framing import TO_ENGINE, TO_SERVICE, FrameReader, encode
 from engine.kv_cache.blocks import BlockPool
 from engine.loop import EngineLoop
-from engine.messages import Cancel, Checkpointed, Failed, Ready, Step, Submit, ToEngine, ToService
+from engine.messages import Cancel, Checkpoint, Checkpointed, Failed, Ready, Step, Submit, ToEngine, ToService
 from engine.scheduler import Scheduler
 from tests.engine.scripted import ScriptedPipeline
 
@@ -32,7 +32,8 @@ class LoopEngine:
         self._inbox: list[ToEngine] = []
         self._outbox: list[ToService] = []
         self._turn_due = False
-        self._resting = False
+        self._hung = False
+        self._checkpointed: asyncio.Future[Checkpointed] | None = None
         self._alive = True
         self._cancelled_at: dict[int, int] = {}
         self.steps_to_release: dict[int, int] = {}
@@ -55,10 +56,12 @@ class LoopEngine:
         self._alive = False
 
     async def checkpoint(self, budget_bytes: int) -> Checkpointed:
-        """What it has sent by now arrives, and nothing else."""
-        self._resting = True
-        await self._turns(3)
-        return Checkpointed(1, 1, 0.0)
+        """The real loop drains and answers; nothing is carried."""
+        self._checkpointed = asyncio.get_running_loop().create_future()
+        if not self._alive:
+            raise EngineDied("killed")
+        self._receive(Checkpoint(budget_bytes))
+        return await self._checkpointed
 
     async def _turns(self, count: int, *, alive: bool = True) -> None:
         """Turns of the event loop, as any answer takes. Cancelled, or killed meanwhile, it is gone."""
@@ -91,6 +94,8 @@ class LoopEngine:
     def kill(self) -> None:
         if self._alive:
             self._alive = False
+            if self._checkpointed is not None and not self._checkpointed.done():
+                self._checkpointed.set_exception(EngineDied("killed"))
             if self.serving:
                 asyncio.get_running_loop().call_soon(self._events.on_dead, "killed")
 
@@ -100,7 +105,7 @@ class LoopEngine:
 
     def hang(self) -> None:
         """Live and do nothing."""
-        self._resting = True
+        self._hung = True
 
     @property
     def idle(self) -> bool:
@@ -128,13 +133,13 @@ class LoopEngine:
     def _turn(self) -> None:
         """One turn of the engine; what it sent arrives on the turn of the event loop after it."""
         self._turn_due = False
-        if not self._alive or self._resting:
+        if not self._alive or self._hung:
             return
         self._loop.step()
         self.pool.audit(sequence.blocks for sequence in self.scheduler.holding())
         messages, self._outbox = self._outbox, []
         asyncio.get_running_loop().call_soon(self._deliver, messages)
-        if not self.scheduler.idle:
+        if not self.scheduler.idle and not any(isinstance(message, Checkpointed) for message in messages):
             self._wake()
 
     def _deliver(self, messages: list[ToService]) -> None:
@@ -145,6 +150,9 @@ class LoopEngine:
                 for sequence in self._cancelled_at.keys() & message.released:
                     self.steps_to_release[sequence] = message.step - self._cancelled_at[sequence]
                 self._events.on_step(message)
+            elif isinstance(message, Checkpointed):
+                assert self._checkpointed is not None
+                self._checkpointed.set_result(message)
             else:
                 assert isinstance(message, Failed)
                 self._events.on_failed(message)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.boot import Boot
-from app.errors import Draining, EngineLoading, EngineUnavailable, ShutDown
+from app.errors import EngineLoading, EngineUnavailable, ShutDown
 from app.patience import Backoff, Patience
 from app.recovery import ReloadInProgress
 from app.reload import Reload, Reloads
@@ -117,7 +117,7 @@ async def test_no_engine_no_reload() -> None:
         bench.supervisor.reload("operator")
     start.cancel()
     await bench.supervisor.stop(1)
-    with pytest.raises(Draining):
+    with pytest.raises(EngineUnavailable):
         bench.supervisor.reload("operator")
     bench = Bench({1: {"load_error": EngineDied("no")}})
     with pytest.raises(EngineDied):
@@ -313,4 +313,20 @@ async def test_arrivals_at_any_turn_of_it_are_answered(turns: int, deed: str) ->
     assert await running == TEXT[:60]
     assert len(bench.diary.held_s) <= 1
     await bench.until_quiet()
+    await bench.finish()
+
+
+async def test_a_bug_before_the_drain_leaves_the_engine_at_work(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+
+    def broken() -> int:
+        raise ValueError("/proc/meminfo: there is no MemAvailable")
+
+    bench.budget_bytes = broken  # type: ignore[method-assign]
+    bench.reload_at((1, 10))
+    await reloaded(bench)
+    assert bench.supervisor.engine is bench.engines[0]
+    assert bench.engines[1]._ended.done()
+    assert bench.diary.of("ended") == [("operator", "aborted")]
+    assert "there is no MemAvailable" in caplog.text
     await bench.finish()

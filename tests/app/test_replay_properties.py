@@ -400,7 +400,7 @@ def every_deed_at_every_await(scenario: Scenario) -> None:
                 runner.run(scenario.run(deed, at))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios)
 def test_every_deed_at_every_await(scenario: Scenario) -> None:
     every_deed_at_every_await(scenario)

@@ -5,6 +5,7 @@ import os
 import msgspec
 import pytest
 
+from engine import checkpoint
 from engine.checkpoint import PIECES_AT, TRAILER
 from engine.errors import HandshakeError
 from engine.messages import Checkpoint, Checkpointed, Hello, Stop, Trim
@@ -138,6 +139,22 @@ def test_the_cache_is_carried_too(carry):
     new.run()
     assert new.cached[9] == [16]
     assert new.tokens[9] == expected_tokens(again)[0]
+
+
+@pytest.mark.parametrize("least", [0, 3])
+def test_no_more_of_the_cache_is_carried_than_live_sequences_have(carry, monkeypatch, least):
+    """Or than a little, where they have less: everybody waits while it is copied."""
+    monkeypatch.setattr(checkpoint, "CACHE_BYTES", least * PIECE)
+    old = Engine(carry=carry)
+    old.submit(submit(8, range(7, 47), max_tokens=2))
+    old.run()
+    assert old.pool.cached == 10
+    live = submit(9, range(7), max_tokens=30)
+    old.submit(live)
+    done = stop_at(old, 1)
+    held = -(-old.scheduler.running[0].stored // BLOCK)
+    assert done.blocks == held + max(held, least)
+    go_on(carry, [live], old)
 
 
 def test_a_smaller_engine_takes_what_it_has_room_for(carry):

@@ -5,10 +5,11 @@ import time
 import pytest
 
 from engine.errors import HandshakeError
-from engine.messages import Hello, Step, Stop
+from engine.messages import Grow, Hello, Ledger, Step, Stop, Trim, Trimmed
 from engine.messages import Submit as SubmitMessage
 from tests.engine.engine_in_process import Engine
 from tests.engine.scripted import BAD_TOKEN, ScriptedPipeline, expected_tokens, submit
+from tests.engine.tiny_cards import TinyCards
 
 
 class Watched(ScriptedPipeline):
@@ -116,6 +117,43 @@ def test_stop_ends_an_idle_loop(watched):
     watched.box.incoming.append(Stop())
     watched.loop.run()
     assert watched.pipeline.calls == []
+
+
+def test_errands_run_between_steps_and_say_what_they_did():
+    cards = TinyCards()
+    engine = Engine(pipeline=Watched(4), cards=cards, elastic={"group_blocks": 4, "minimum": 16})
+    engine.pipeline.calls = []
+    one = submit(1, range(5), max_tokens=30)
+    engine.submit(one)
+    engine.turn(5)
+    assert engine.pipeline.in_flight == 1
+    engine.box.incoming += [Trim(7, "graph_cache", 1), Trim(8, "elastic"), Grow(9)]
+    engine.turn()
+    launched = [step for verb, step in engine.pipeline.calls if verb == "launch"]
+    assert engine.pipeline.calls[-2:] == [("collect", launched[-1] - 1), ("launch", launched[-1])]
+    kinds = [type(answer) for answer in engine.answers]
+    assert kinds == [Ledger, Trimmed, Ledger, Trimmed, Ledger, Trimmed]
+    assert [answer.request for answer in engine.answers if isinstance(answer, Trimmed)] == [7, 8, 9]
+    assert (engine.loop.kind, set(engine.loop.longest)) == ("trim", {"prefill", "decode", "trim"})
+    engine.run()
+    assert engine.tokens[1] == expected_tokens(one)[0]
+
+
+def test_what_a_rung_took_apart_comes_back_when_the_engine_is_idle():
+    cards = TinyCards()
+    engine = Engine(cards=cards, elastic={"group_blocks": 4, "minimum": 16})
+    engine.box.incoming.append(Trim(1, "cublas_workspace"))
+    engine.submit(submit(1, range(5), max_tokens=5))
+    while engine.busy:
+        engine.turn()
+        assert cards.missing(0) > 0
+    waits = []
+    poll = engine.box.poll
+    engine.box.poll = lambda timeout: waits.append(timeout) or poll(timeout)
+    engine.turn()
+    assert 0 < waits[0] <= 30
+    assert cards.missing(0) == 0
+    assert isinstance(engine.answers[-1], Ledger)
 
 
 def test_a_message_out_of_turn_breaks_the_connection(watched):

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.memory.simulated_gpus import SimulatedCard, SimulatedGpus
 from tests.watchdog.scripted import Scripted
-from watchdog.actions import Action, Outcome, Reload, Rung, Trim
+from watchdog.actions import Action, Outcome, Regrow, Reload, Rung, Trim
 from watchdog.attribution import Ours
 from watchdog.config import WatchdogConfig
 from watchdog.counts import Counts
@@ -286,3 +286,16 @@ def test_nvml_lost_for_ten_seconds_on_one_of_two_devices(tmp_path: Path) -> None
     assert told("ullage_watchdog_last_sample_timestamp_seconds", {"device": "1"}) == 1e9 + 30
     assert told("ullage_watchdog_samples_total", {"device": "1", "result": "nvml_error"}) == 10
     assert begun == []
+
+
+def test_elastic_memory_regrows_only_where_every_device_has_room(bench: Bench) -> None:
+    """It comes and goes on all devices at once: what was given up for one device is not taken again for another."""
+    given_up = Holdings(1, released=512 * MIB, elastic=Elastic(plan=GIB, held=512 * MIB))
+    bench.holdings = [given_up, given_up]
+    bench.source.free[0] += 512 * MIB
+    for _ in range(8):
+        bench.tick(400 * MIB)
+    assert bench.begun == []
+    for _ in range(4):
+        bench.tick(480 * MIB + 512 * MIB)
+    assert {action.device for action in bench.begun if isinstance(action, Regrow)} == {0, 1}

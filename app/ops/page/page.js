@@ -98,6 +98,7 @@ async function open() {
   if (vram === null) return;
   byId("login").hidden = true;
   byId("status").hidden = byId("logout").hidden = false;
+  show();
   await recall();
   timer ??= setInterval(refresh, EVERY_MS);
 }
@@ -248,7 +249,7 @@ function showDevice(device) {
       pair("Free now", size(device.free)),
       pair("At ready", size(device.baseline_free)),
       pair("Since ready", size(since, signed)),
-      ...FLOORS.map((name) => pair([swatch(`floor-${name}`), `${name} floor`], size(floors?.[name]))),
+      ...FLOORS.map((name) => pair([swatch(`floor-${name}`), `${name[0].toUpperCase()}${name.slice(1)} floor`], size(floors?.[name]))),
     ],
     class: trend.class,
     "class-text": CLASSES[trend.class] ?? "",
@@ -286,7 +287,7 @@ function showGauge(gauge, device) {
 function showLedger(stack, body, { ledger, total, own, other, reserved, free, drift }) {
   const owners = [...new Set([...OWNERS, ...Object.keys(ledger)])].filter((owner) => owner in ledger);
   const owned = owners.map((owner) => [owner, ledger[owner], OWNERS.includes(owner) ? owner : "other"]);
-  const rest = [["other processes", other, "other"], ["the driver’s own", reserved, "reserved"], ["free", free, "free"]];
+  const rest = [["other processes", other, "other"], ["driver’s own", reserved, "reserved"], ["free", free, "free"]];
   const row = ([name, bytes, colour], kind) => element("tr", [
     element("th", colour ? [swatch(colour), name] : name, { scope: "row" }),
     element("td", size(bytes), { class: "number" }),
@@ -423,10 +424,13 @@ function confirmed(question, { dataset: { meaning, yes } }) {
   put(byId("confirm-title"), question);
   put(byId("confirm-text"), meaning);
   put(byId("confirm-yes"), yes);
-  dialog.returnValue = "";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((resolve) => { answer = resolve; });
 }
+
+let answer = null;
+byId("confirm").addEventListener("submit", ({ submitter }) => answer(submitter.value === "yes"));
+byId("confirm").addEventListener("cancel", () => answer(false));
 
 function trimmed({ rung, device, result, returned_bytes: bytes, seconds, message }) {
   const returned = result === "ok" ? `${known(bytes) ? mib(bytes) : "an unknown amount"} returned` : result === "noop" ? "nothing to return" : "failed";

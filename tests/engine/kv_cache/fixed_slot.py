@@ -135,7 +135,7 @@ class FixedSlot:
 
     def carried(self, live):
         """Where a live sequence is now cannot be put back: only snapshots can."""
-        return [(key, snapshot) for key, snapshot in reversed(self.taken.items()) if not key.startswith(VOID)]
+        return [], [(key, snapshot) for key, snapshot in reversed(self.taken.items()) if not key.startswith(VOID)]
 
     def adopt(self, key):
         if key in self.taken or len(self.taken) == self.n_snapshots:
