@@ -22,13 +22,15 @@ from engine.errors import EngineDied
 PROGRESS_S = 0.1
 
 
-async def run(start: Start, engines: EngineFactory, signals: StopSignals) -> None:
+async def run(start: Start, engines: EngineFactory) -> None:
     """Serve until a signal. Raises ModelFileError, LoadRefused, HandshakeError or EngineDied."""
     # The edge logs our own failures; what is left to uvicorn are clients that break off, at our end or theirs.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     settings = start.settings
     model = read_model(start.model_path, settings.model_id(start.model_path))
     service = create_service(settings, model, engines, api_keys=start.api_keys, admin_key=start.admin_key)
+    signals = StopSignals()
+    signals.catch()  # not before: the loop hears nothing while all of the above keeps it busy
     async with running(service) as first_engine, listening(service, start.sockets):
         with _progress(service.supervisor):
             await _first(first_engine, signals.asked)
