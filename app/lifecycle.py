@@ -22,7 +22,7 @@ from engine.errors import EngineDied
 PROGRESS_S = 0.1
 
 
-async def run(start: Start, engines: EngineFactory, signals: StopSignals) -> None:
+async def run(start: Start, engines: EngineFactory) -> None:
     """Serve until a signal. Raises ModelFileError, LoadRefused, HandshakeError or EngineDied."""
     # The edge logs our own failures; what is left to uvicorn are clients that break off, at our end or theirs.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
@@ -41,6 +41,8 @@ async def run(start: Start, engines: EngineFactory, signals: StopSignals) -> Non
         poison=start.simulation.poison,
         journals=Path(settings.state_dir),
     )
+    signals = StopSignals()
+    signals.catch()  # not before: the loop hears nothing while all of the above keeps it busy
     async with running(service) as first_engine, listening(service, start.sockets):
         with _progress(service.supervisor):
             await _first(first_engine, signals.asked)

@@ -19,7 +19,7 @@ import pytest
 from app.banner import curl_line
 from app.demo_model import SMOLLM2
 from app.settings import load_settings
-from tests.app.process import ROOT, TINY, Served, serving, ullage
+from tests.app.process import ROOT, TINY, Served, environment, serving, ullage
 from tests.app.raw_client import events
 
 LONG: Any = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
@@ -136,6 +136,22 @@ def test_ctrl_c_ends_at_once_and_cleanly(tmp_path: Path) -> None:
         assert not is_alive(engine)
         assert served.process.stdout is not None
         assert served.process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_can_be_ended_while_it_loads(tmp_path: Path, with_signal: signal.Signals) -> None:
+    command = [sys.executable, "-P", "-m", "app", "serve", "--port", "0", "--ops-port", "0", "--model", str(TINY)]
+    command += ["--state-dir", str(tmp_path)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (engines := children.read_text().split()):
+            time.sleep(0.01)
+        process.send_signal(with_signal)
+        assert process.communicate() == (b"", None)
+    assert process.returncode == 0
+    [engine] = map(int, engines)
+    while is_alive(engine):
+        time.sleep(0.01)
 
 
 def test_sigterm_lets_running_answers_end(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvloop
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app.listeners import Listener
-from app.ops.page import PAGE_ROUTES
+from app.ops import page
 from app.sockets import bind, url
 
 KEY = "the-admin-key"
@@ -135,7 +135,6 @@ class Scripted:
         self.closing = False
         self.begin()
         routes = [
-            *PAGE_ROUTES,
             Route("/admin/login", self._login, methods=["POST"]),
             Route("/admin/logout", self._logout, methods=["POST"]),
             Route("/admin/vram", self._keyed(lambda: self.vram)),
@@ -146,7 +145,8 @@ class Scripted:
             Route("/admin/reload", self._reload, methods=["POST"]),
             Route("/admin/watchdog", self._watchdog, methods=["PUT"]),
         ]
-        self.app = Starlette(routes=routes)
+        self.app = FastAPI(openapi_url=None, routes=routes)
+        self.app.include_router(page.router)
 
     def begin(self) -> None:
         """The report's two cards, and nothing that has happened."""
