@@ -11,6 +11,7 @@ ApiError
 ├── CrossOrigin                403  and not to pages of others
 ├── NotFound                   404  no such route
 ├── MethodNotAllowed           405
+├── BodyTimeout                408  the body stopped half-way
 ├── BodyTooLarge               413
 ├── Busy                            try again: carries Retry-After
 │   ├── QueueFull              429
@@ -160,6 +161,18 @@ class BodyTooLarge(ApiError):
     def __init__(self, limit_mib: int) -> None:
         # The rest of the body is not read, so the connection cannot be used again.
         super().__init__(f"The request body is over the limit of {limit_mib} MiB.", headers={"connection": "close"})
+
+
+class BodyTimeout(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    code = "body_timeout"
+
+    def __init__(self, silence_s: float) -> None:
+        # What may still come belongs to this request, so the connection cannot be used again.
+        super().__init__(
+            f"The request body stopped: nothing came for {silence_s:g} s.", headers={"connection": "close"}
+        )
 
 
 class Busy(ApiError):

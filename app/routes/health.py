@@ -14,6 +14,9 @@ from app.service import service_of
 
 router = APIRouter()
 
+PROBES = ["GET", "HEAD"]
+"""Some load balancers ask for the head only."""
+
 OK = b'{"status":"ok"}'
 
 
@@ -21,15 +24,15 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
 
-@router.get("/live")
+@router.api_route("/live", methods=PROBES)
 async def live(request: Request) -> Response:
     if service_of(request).supervisor.phase == "stuck":
         raise EngineStuck
     return _json(OK)
 
 
-@router.get("/ready")
-@router.get("/health")
+@router.api_route("/ready", methods=PROBES)
+@router.api_route("/health", methods=PROBES)
 async def ready(request: Request) -> Response:
     refusal = service_of(request).unreadiness()
     if refusal is not None:

@@ -4,6 +4,7 @@ JSON is RFC 8259 and nothing more: no NaN, no lone surrogate, no invalid UTF-8, 
 beyond the interpreter's own depth. Messages name the place and what was expected there, never what was found.
 """
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,10 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from app.access import header
-from app.errors import BodyTooLarge, InvalidRequest, UnsupportedParameter
+from app.errors import BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedParameter
 from app.schemas.elements import ElementCounter
 
 MIB = 1 << 20
+SILENCE_S = 30.0
+"""A body that stops for so long is given up: what came of it holds memory that others wait for."""
 PLACE = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 MISSING_FIELD = re.compile(r"Object missing required field `(.*)`$")
@@ -30,7 +33,7 @@ async def read_body(
 ) -> bytes:
     """The whole body; `count` is told of each part's bytes as it comes, and may raise.
 
-    Raises BodyTooLarge and InvalidRequest (too many elements) as soon as it is known, and ClientDisconnect.
+    Raises BodyTooLarge and InvalidRequest (too many elements) as soon as it is known, BodyTimeout, ClientDisconnect.
     """
     limit = limit_mib * MIB
     declared = header(scope, b"content-length")
@@ -40,7 +43,11 @@ async def read_body(
     parts: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeout(SILENCE_S) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part = message.get("body", b"")

@@ -264,6 +264,22 @@ def test_half_open_requests_disturb_nobody(hello: Running) -> None:
             connection.close()
 
 
+def test_a_body_that_stops_is_given_up(hello: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.schemas.body.SILENCE_S", 0.2)
+    with connect(hello.url) as connection:
+        connection.sendall(post(CHAT, body())[:-5])
+        head = connection.recv(1 << 16)
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in head.lower()
+    assert hello.call(lambda inside: inside.scheduler.inflight_bytes) == 0
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health"])
+def test_probes_may_ask_for_the_head_only(hello: Running, path: str) -> None:
+    answer = httpx.head(hello.url + path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_our_own_failure_is_a_500_that_says_nothing(hello: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError(CANARY)
