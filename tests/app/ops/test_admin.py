@@ -85,7 +85,7 @@ def test_another_method(cards: Running, method: str, path: str, allow: str) -> N
 
 def test_the_shape_of_vram(cards: Running) -> None:
     shown = ask(cards, "GET", "/admin/vram").json()
-    assert set(shown) == {"devices", "reload", "watchdog", "queue", "model", "version"}
+    assert set(shown) == {"devices", "engine", "reload", "watchdog", "queue", "model", "version"}
     assert set(shown["reload"]) == {
         "in_progress", "phase", "generation", "reason", "started_at", "last", "budget_left"
     }  # fmt: skip
