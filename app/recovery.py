@@ -233,6 +233,7 @@ class EngineSupervisor:
                 self._enter(reload, "teardown")
             await self._bury(old, asked=checkpointed is not None)
             await settle(self._cards, self._ours(before), timeout_s=self._patience.settle_s)
+            self._load_begins(reload, successor)
             await asyncio.shield(preparing)
             life, ready, config = await self._starter.next(
                 successor,
