@@ -384,12 +384,12 @@ class EngineSupervisor:
             log.critical("recovery failed", exc_info=error)
             error = EngineDied(f"recovery failed: {error!r}")
         if self._current is None:
+            log.critical("no engine: %s", error)
             self._give_up(error)
         elif self._reloads.now is not None and self._reloads.now.phase == "prepare":
             self._reloads.end("aborted")
 
     def _give_up(self, error: EngineError) -> None:
-        log.critical("no engine: %s", error)
         self.phase = "failed"
         self.failure = error
         self._scheduler.close()
