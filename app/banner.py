@@ -51,6 +51,13 @@ def python_snippet(url: str, model: str, key_file: str | None = None) -> str:
     return PYTHON.format(url=url, model=_json(model), key=key)
 
 
+def _devices(ready: Ready) -> str:
+    if not ready.devices:
+        return ready.device
+    layers = ",".join(map(str, ready.layer_split))
+    return f"{ready.device}, {len(ready.devices)} cards with {layers} layers ({ready.devices[0].name})"
+
+
 @dataclass(frozen=True)
 class Banner:
     version: str
@@ -72,11 +79,11 @@ Ullage {self.version} is ready after {seconds:.1f} s. Ctrl-C stops it.
 
   model      {self.model} ({self.architecture}, {self.quantisation}, {ready.weight_bytes / MIB:,.0f} MiB of weights)
              {self.model_path}
-  device     {ready.device}
+  device     {_devices(ready)}
   room       {ready.kv_blocks * BLOCK_TOKENS:,} tokens of keys and values ({blocks})
              context {ready.max_context:,} tokens, {ready.max_batch} sequences at once
   public     {self.public_url}/v1  ({keys})
-  ops        {self.ops_url}/metrics
+  ops        {self.ops_url}/metrics, status page {self.ops_url}/
   admin key  {self.admin_key}
 
 {curl_line(self.public_url, self.model, self.api_key_file)}

@@ -123,11 +123,16 @@ class Pressure(NoObserver):
     # What an operator may ask for.
 
     def set_mode(self, mode: Mode, until: datetime | None) -> None:
-        """`until` None: until somebody sets another one, or the service starts again."""
+        """`until` None: until somebody sets another one, or the service starts again.
+
+        Whatever it was before, a reload that was barred may be tried again.
+        """
         if self._until is not None:
             self._until[1].cancel()
             self._until = None
         self._runner.set_mode(mode)
+        for device in range(self.devices):
+            self._runner.rearm(device)
         if until is not None:
             delay = max(0.0, until.timestamp() - time.time())
             self._until = until, asyncio.get_running_loop().call_later(delay, self._restore_mode)

@@ -233,6 +233,7 @@ class EngineSupervisor:
                 self._enter(reload, "teardown")
             await self._bury(old, asked=checkpointed is not None)
             await settle(self._cards, self._ours(before), timeout_s=self._patience.settle_s)
+            self._load_begins(reload, successor)
             await asyncio.shield(preparing)
             life, ready, config = await self._starter.next(
                 successor,
@@ -383,12 +384,12 @@ class EngineSupervisor:
             log.critical("recovery failed", exc_info=error)
             error = EngineDied(f"recovery failed: {error!r}")
         if self._current is None:
+            log.critical("no engine: %s", error)
             self._give_up(error)
         elif self._reloads.now is not None and self._reloads.now.phase == "prepare":
             self._reloads.end("aborted")
 
     def _give_up(self, error: EngineError) -> None:
-        log.critical("no engine: %s", error)
         self.phase = "failed"
         self.failure = error
         self._scheduler.close()

@@ -59,7 +59,7 @@ def view(shown: Mapping[str, Any], happened: Sequence[Mapping[str, Any]]) -> Ren
     """What /admin/vram and /admin/events say, within a screen. Unknown is `?`, never 0."""
     parts: list[RenderableType] = [_head(shown)]
     if shown["devices"]:
-        parts += [_devices(shown["devices"]), _ledger(shown["devices"])]
+        parts.append(_devices(shown["devices"]))
     else:
         parts.append(Text("The model runs on the CPU: there is no device memory to watch."))
     if happened:
@@ -78,38 +78,30 @@ def _head(shown: Mapping[str, Any]) -> Text:
 
 
 def _devices(devices: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="MiB", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("device")
-    table.add_column("state")
-    for name in ("free", "idle free", "at ready", "warn", "trim", "reload", "own", "other"):
-        table.add_column(name, justify="right")
-    for name in ("class", "a request", "an hour", "reload floor in"):
-        table.add_column(name, justify="right")
-    for device in devices:
-        trend, floors = device["trend"], device["floors"]
-        state = device["state"] + (" (tight)" if device["tight"] else "")
-        table.add_row(
-            f"{device['device']} {device['name']}",
-            Text(state, style=STYLES.get(device["state"], "")),
-            *(_mib(device[name]) for name in ("free", "idle_free", "baseline_free")),
-            *(_mib(floors[name]) for name in ("warn", "trim", "reload")),
-            *(_mib(device[name]) for name in ("own", "other")),
-            trend["class"],
-            _mib(_less(trend["bytes_per_request"]), 1),
-            _mib(_less(trend["bytes_per_second"], 3600), 1),
-            _ahead(trend),
-        )
-    return table
-
-
-def _ledger(devices: Sequence[Mapping[str, Any]]) -> Table:
+    """A column a device, so that two or eight fit; sizes are MiB."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("owner")
+    table.add_column("MiB")
     for device in devices:
-        table.add_column(f"device {device['device']}", justify="right")
+        table.add_column(f"{device['device']} {device['name']}", justify="right")
+    table.add_row("state", *map(_state, devices))
+    for name, key in (("free", "free"), ("idle free", "idle_free"), ("idle free at ready", "baseline_free")):
+        table.add_row(name, *(_mib(device[key]) for device in devices))
+    for floor in ("warn", "trim", "reload"):
+        table.add_row(f"{floor} floor", *(_mib(device["floors"][floor]) for device in devices))
+    trends = [device["trend"] for device in devices]
+    table.add_row("class", *(trend["class"] for trend in trends))
+    table.add_row("change a request", *(_mib(_less(trend["bytes_per_request"]), 1) for trend in trends))
+    table.add_row("change an hour", *(_mib(_less(trend["bytes_per_second"], 3600), 1) for trend in trends))
+    table.add_row("reload floor in", *map(_ahead, trends), end_section=True)
     for owner in dict.fromkeys(owner for device in devices for owner in device["ledger"]):
         table.add_row(owner, *(_mib(device["ledger"].get(owner), 1) for device in devices))
+    for name in ("own", "other"):
+        table.add_row(f"{name} in all", *(_mib(device[name], 1) for device in devices))
     return table
+
+
+def _state(device: Mapping[str, Any]) -> Text:
+    return Text(device["state"] + (" (tight)" if device["tight"] else ""), style=STYLES.get(device["state"], ""))
 
 
 def _events(happened: Sequence[Mapping[str, Any]]) -> Table:

@@ -21,6 +21,7 @@ def vram_json(service: Service) -> dict[str, Any]:
     scheduler, pressure = service.scheduler, service.pressure
     return {
         "devices": as_json(pressure.status()),
+        "engine": service.supervisor.phase,
         "reload": service.supervisor.status(),
         "watchdog": watchdog_json(service),
         "queue": {

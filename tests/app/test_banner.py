@@ -4,10 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from app.banner import Banner, curl_line, python_snippet
-from engine.messages import Ready
+from engine.messages import DeviceReady, Ready
 from tests.app.running import service
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,8 +56,17 @@ def test_it_fits_on_a_screen_and_has_no_key() -> None:
         "context 8,192",
         "no API key",
         "http://x:8001/metrics",
+        "status page http://x:8001/",
         "in /s/k",
     ):
         assert word in text
     assert curl_line(*DEMO) in text
     assert python_snippet(*DEMO) in text
+
+
+def test_cards_are_named() -> None:
+    card = DeviceReady(0, "u", "simulated 2048 MiB", [0], 2 << 30, 0, {}, 0, 0, 0)
+    text = Banner("1", "m", "/m", "llama", "F32", "http://x", "http://y", None, "in /k").text(
+        msgspec.structs.replace(READY, devices=[card, card], layer_split=[3, 5]), 1.0
+    )
+    assert "  device     cpu, 2 cards with 3,5 layers (simulated 2048 MiB)\n" in text

@@ -31,9 +31,10 @@ def card(free: int, own: int | None = None, device: int = 0) -> CardReading:
     return CardReading(device, f"GPU-{device}", free, own)
 
 
-async def run(
-    before: Sequence[CardReading], *after: Sequence[CardReading], timeout_s: float = 5.0
-) -> tuple[int, object]:
+Readings = Sequence[CardReading]
+
+
+async def run(before: Readings, *after: Readings, timeout_s: float = 5.0) -> tuple[int, object]:
     """How many samples it took, and what is missing."""
     cards = Scripted(*after)
     missing = await settle(cards, before, timeout_s=timeout_s, poll_s=0.0)

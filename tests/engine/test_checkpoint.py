@@ -141,6 +141,20 @@ def test_the_cache_is_carried_too(carry):
     assert new.tokens[9] == expected_tokens(again)[0]
 
 
+def test_the_end_of_a_text_is_for_that_text_alone(carry):
+    """Whatever else comes under the number of its sequence: the same blocks before it, and other tokens in the last."""
+    old = Engine(carry=carry)
+    old.submit(submit(1, range(14), max_tokens=30))
+    stop_at(old, 1)
+    assert old.scheduler.running[0].stored % BLOCK
+    new = Engine(carry=carry)
+    new.carrier.restore()
+    other = submit(1, [*range(12), 40, 41, 42], max_tokens=30)
+    new.submit(other)
+    new.run()
+    assert new.tokens[1] == expected_tokens(other)[0]
+
+
 @pytest.mark.parametrize("least", [0, 3])
 def test_no_more_of_the_cache_is_carried_than_live_sequences_have(carry, monkeypatch, least):
     """Or than a little, where they have less: everybody waits while it is copied."""

@@ -19,6 +19,11 @@ const glossary = (id) => Object.fromEntries([...byId(id).querySelectorAll("dt")]
 const STATES = glossary("states");
 const CLASSES = glossary("classes");
 const ORDER = Object.keys(STATES); // from the worst to the best
+const ENGINE = {
+  loading: "The engine is being loaded; requests are answered with 503 until it is ready.",
+  failed: "No engine could be loaded; requests are answered with 503. The log says why.",
+  stopped: "The service is ending.",
+};
 const known = (value) => value !== null && value !== undefined;
 const minus = (text) => text.replace("-", "−");
 const number = (value, digits = 0) => minus(value.toLocaleString("en", { maximumFractionDigits: digits }));
@@ -165,8 +170,9 @@ function level({ idle_free: idle, floors, tight }) {
 }
 
 /** The one sentence for whoever looks at night. */
-function verdict(devices, reload) {
+function verdict({ devices, reload, engine }) {
   if (reload.in_progress) return `The engine is being replaced: ${reload.phase}. Requests wait and go on where they were.`;
+  if (engine in ENGINE) return ENGINE[engine];
   if (!devices.length) return "Serving from the CPU; there is no device memory to watch.";
   const worst = least(devices, badness);
   const shrinking = least(devices, (device) => device.trend.forecast_seconds);
@@ -187,13 +193,13 @@ function remark(devices, watchdog) {
   return said.join(" ");
 }
 
-function showNow({ devices, reload, queue, watchdog, model, version }) {
+function showNow({ devices, reload, queue, watchdog, engine, model, version }) {
   const low = least(devices, ({ idle_free: idle, floors }) => (known(idle) && known(floors?.reload) ? idle - floors.reload : null));
   const next = least(devices, (device) => device.trend.forecast_seconds);
   const calm = devices.length && devices.every((device) => ["flat", "first_use"].includes(device.trend.class));
   fill(document, {
     model: shown(model, (name) => `${name} · ${version}`),
-    verdict: verdict(devices, reload),
+    verdict: verdict(vram),
     note: remark(devices, watchdog),
     least: size(low?.idle_free),
     "least-sub": low ? `idle free on device ${low.device}` : "",
@@ -202,14 +208,14 @@ function showNow({ devices, reload, queue, watchdog, model, version }) {
     running: [count(queue.running), " running"],
     "queue-sub": [count(queue.waiting), " waiting, ", count(queue.held), " held"],
     lost: count(queue.lost),
-    engine: reload.in_progress ? reload.phase : "serving",
+    engine: reload.in_progress ? reload.phase : engine === "ready" ? "serving" : engine,
     "engine-sub": `generation ${reload.generation}`,
     mode: watchdog.mode,
     "mode-sub": watchdog.until ? `until ${moment(watchdog.until)}` : devices.length ? "until it is changed" : "",
   });
   named(document, "least").dataset.level = low ? level(low) : "";
   named(document, "lost").dataset.level = queue.lost > 0 ? "reload" : "ok";
-  document.title = `${low ? `${mib(low.idle_free)} free` : "Ullage"} · ${verdict(devices, reload).split(/[:.;]/)[0]}`;
+  document.title = `${low ? `${mib(low.idle_free)} free` : "Ullage"} · ${verdict(vram).split(/[:.;]/)[0]}`;
   showReload(reload);
 }
 

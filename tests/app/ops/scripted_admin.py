@@ -94,6 +94,7 @@ def vram(*devices: dict[str, Any], **changes: Any) -> dict[str, Any]:
     last = {"reason": "vram_growth", "result": "ok", "seconds": 1.284, "phases": {"drain": 0.02, "load": 1.1}}
     return {
         "devices": list(devices),
+        "engine": "ready",
         "reload": reload | {"last": last, "budget_left": 1},
         "queue": {"running": 3, "waiting": 1, "held": 0, "lost": 0},
         "watchdog": {"mode": "on", "until": None},

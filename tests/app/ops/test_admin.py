@@ -4,11 +4,14 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import httpx
 import pytest
 
+from app.events import Kind
+from app.factory import OPS_ROUTES
 from engine.fake import FakeEngine
 from tests.app.cards import KEY, on_cards
 from tests.app.raw_client import Answers, connect
@@ -85,7 +88,7 @@ def test_another_method(cards: Running, method: str, path: str, allow: str) -> N
 
 def test_the_shape_of_vram(cards: Running) -> None:
     shown = ask(cards, "GET", "/admin/vram").json()
-    assert set(shown) == {"devices", "reload", "watchdog", "queue", "model", "version"}
+    assert set(shown) == {"devices", "engine", "reload", "watchdog", "queue", "model", "version"}
     assert set(shown["reload"]) == {
         "in_progress", "phase", "generation", "reason", "started_at", "last", "budget_left"
     }  # fmt: skip
@@ -206,3 +209,11 @@ def test_a_stream_ends_with_the_service_and_leaves_nothing_when_its_client_goes(
 
 def streams() -> int:
     return sum(task.get_name() == "event stream" for task in asyncio.all_tasks())
+
+
+def test_the_page_of_the_listener_names_every_route_and_kind() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "admin.md").read_text(encoding="utf-8")
+    for route in OPS_ROUTES:
+        if route.path.startswith("/admin"):
+            assert f"{(route.methods - {'HEAD'}).pop()} {route.path}`" in page
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(get_args(Kind))

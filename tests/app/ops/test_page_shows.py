@@ -152,6 +152,17 @@ def test_a_reload_under_way(shared: Shared, admin: Scripted) -> None:
     assert page.run("document.querySelector('#reload button').disabled")
 
 
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [("loading", "The engine is being loaded"), ("failed", "No engine could be loaded"), ("stopped", "is ending")],
+)
+def test_no_engine(shared: Shared, admin: Scripted, engine: str, words: str) -> None:
+    admin.vram["engine"] = engine
+    page = opened(shared)
+    assert words in page.text("#verdict")
+    assert f"Engine\n{engine}" in page.text("#now")
+
+
 def test_the_plain_cpu(shared: Shared, admin: Scripted) -> None:
     admin.vram = vram(watchdog={"mode": "disabled", "until": None})
     page = opened(shared)

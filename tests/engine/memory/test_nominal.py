@@ -50,6 +50,7 @@ def test_graphs_go_by_halves_down_to_the_largest_and_all_come_back(held):
     assert memory.ledger()[1]["cuda_graphs"] > 0
     memory.restore(1)
     assert (gpus.free(1), memory.missing(1)) == (before, 0)
+    assert memory.drop("graph_cache", 1) == (0 if few else claimed[0])
 
 
 def test_the_workspace_goes_and_comes_whole(held):
