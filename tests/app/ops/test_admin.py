@@ -10,8 +10,9 @@ from typing import Any, get_args
 import httpx
 import pytest
 
+from app.edge import handlers_of
 from app.events import Kind
-from app.factory import OPS_ROUTES
+from app.factory import OPS
 from engine.fake import FakeEngine
 from tests.app.cards import KEY, on_cards
 from tests.app.raw_client import Answers, connect
@@ -213,7 +214,7 @@ def streams() -> int:
 
 def test_the_page_of_the_listener_names_every_route_and_kind() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "admin.md").read_text(encoding="utf-8")
-    for route in OPS_ROUTES:
-        if route.path.startswith("/admin"):
-            assert f"{(route.methods - {'HEAD'}).pop()} {route.path}`" in page
+    for path, method in handlers_of(OPS):
+        if path.startswith("/admin"):
+            assert f"{method} {path}`" in page
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(get_args(Kind))
