@@ -1,0 +1,111 @@
+"""y = x W^T over re-laid weights: the wrapper of linear.cu."""
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from engine.ops.cuda.compile import Unit
+from engine.ops.cuda.launch import Array, Kernels, Pointer, address, optional
+from engine.ops.cuda.layout import Format
+from engine.ops.cuda.split import greatest_shared, launch_shape
+from engine.ops.cuda.weight import Weight, WeightsStruct
+
+
+class Epilogue(IntEnum):
+    """What becomes of a finished sum; the numbers are those of linear.cuh."""
+
+    STORE_F32 = 0
+    STORE_F16 = 1
+    ADD_F32 = 2
+    SILU_F16 = 3
+
+
+class LinearArgs(ctypes.Structure):
+    """`LinearArgs` of linear.cuh."""
+
+    _fields_ = (
+        ("w", WeightsStruct),
+        ("x", Pointer),
+        ("y", Pointer),
+        ("bias", Pointer),
+        ("items", Pointer),
+        ("item_count", Pointer),
+        ("x_rows", Pointer),
+        ("y_rows", Pointer),
+        ("m", ctypes.c_int32),
+        ("ldx", ctypes.c_int32),
+        ("ldy", ctypes.c_int32),
+        ("split", ctypes.c_int32),
+        ("epilogue", ctypes.c_int32),
+    )
+
+
+def unit(form: Format) -> Unit:
+    """The compilation of linear.cu for one format."""
+    return Unit.of("linear.cu", form.defines() | {"ARGS_BYTES": ctypes.sizeof(LinearArgs)})
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Work of an expert-grouped product, made on the device by route.cu; all int32.
+
+    Rows of x and y are named by place; `x_rows` or `y_rows` None: the place itself is the row.
+    """
+
+    items: Array
+    """[most, 4]: expert, first place, count, 0"""
+    item_count: Array
+    """[1]"""
+    rows_of_item: int
+    x_rows: Array | None
+    y_rows: Array | None
+
+
+class Linear:
+    """All products over one format."""
+
+    def __init__(self, kernels: Kernels, form: Format) -> None:
+        self._form = form
+        self._limits = kernels.limits
+        self._kernels = kernels.load(unit(form))
+        for name, shared in greatest_shared(form, kernels.limits).items():
+            self._kernels[name].allow_shared(shared)
+
+    def __call__(
+        self,
+        w: Weight,
+        x: Array,
+        y: Array,
+        stream: Any,
+        epilogue: Epilogue = Epilogue.STORE_F32,
+        *,
+        bias: Array | None = None,
+        groups: Groups | None = None,
+    ) -> None:
+        """y [m, ldy] from x f16 [m, ldx]; ldx covers k in whole records, with zeros or finite numbers beyond k.
+
+        Grouped, x and y have the rows that `groups` names. SILU_F16 wants gated weights. Raises ValueError.
+        """
+        half = epilogue in (Epilogue.STORE_F16, Epilogue.SILU_F16)
+        if w.form is not self._form or w.gated != (epilogue is Epilogue.SILU_F16):
+            raise ValueError(f"{w.form.quant.name} weights, gated={w.gated}, do not go with {epilogue.name}")
+        if x.shape[1] < w.k_padded or x.shape[1] % 8 or y.shape[1] < w.rows:
+            raise ValueError(f"x {list(x.shape)} or y {list(y.shape)} is too narrow for {w.rows} x {w.k_padded}")
+        m = int(x.shape[0])
+        args = LinearArgs(
+            w.struct, address(x, "float16", (m, None), "x"),
+            address(y, "float16" if half else "float32", (None if groups else m, None), "y"),
+            optional(bias, "float32", (w.rows,), "bias"),
+            m=m, ldx=x.shape[1], ldy=y.shape[1], split=w.split, epilogue=epilogue,
+        )  # fmt: skip
+        if groups:
+            args.items = address(groups.items, "int32", (None, 4), "items")
+            args.item_count = address(groups.item_count, "int32", (1,), "item_count")
+            args.x_rows = optional(groups.x_rows, "int32", (None,), "x_rows")
+            args.y_rows = optional(groups.y_rows, "int32", (None,), "y_rows")
+        shape = launch_shape(
+            self._form, w.tiles, w.split, m, self._limits, gated=w.gated,
+            items=int(groups.items.shape[0]) if groups else 0, rows_of_item=groups.rows_of_item if groups else 0,
+        )  # fmt: skip
+        self._kernels[shape.kernel].launch(shape.grid, shape.threads, args, stream, shape.shared)
