@@ -18,7 +18,8 @@ Array = Any
 """cupy.ndarray; CuPy has no types."""
 Dim = tuple[int, int, int]
 
-_DEFAULT_SHARED = 48 << 10
+_DEFAULT_SHARED = 47 << 10
+"""48 KiB need no permission, less what a kernel declares itself (barriers)."""
 
 
 class Pointer(ctypes.c_void_p):

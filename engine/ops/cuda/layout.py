@@ -62,6 +62,8 @@ class Format:
     scale_bias: int = 0
     scale_limit: int = 1
     """Greatest magnitude of an integer scale."""
+    odd: bool = False
+    """A stored code u stands for 2u + 1, so that a bias of half a step becomes a whole number."""
     levels: tuple[int, ...] = ()
     """Codes name these; stored as level + 128, which then is the code and 128 its bias."""
 
@@ -106,8 +108,9 @@ class Format:
             "FMT_BITS": self.bits, "FMT_LEVELS": int(bool(self.levels)), "FMT_SCALES": int(self.scales),
             "FMT_TILES": self.tiles, "FMT_BYTES": self.record_bytes, "FMT_HIGH_AT": self.high_at,
             "FMT_SCALES_AT": self.scales_at, "FMT_D_AT": self.d_at, "FMT_SCALE_BIAS": self.scale_bias,
+            "FMT_ODD": int(self.odd),
         }  # fmt: skip
-        if self.bias % 1 == 0 and self.scales not in (Scales.NONE, Scales.DM32, Scales.SUPER32_MIN, Scales.SUPER16_MIN):
+        if self.bias:  # offset over scale; rows g + 8 are met times 16
             low = -self.bias * 2.0**-24
             high = low if self.wide else low * 16
             values |= {"FMT_OFFSET_LOW": _half2_bits(low, low), "FMT_OFFSET_HIGH": _half2_bits(high, high)}
@@ -143,7 +146,7 @@ def _formats() -> dict[QuantType, Format]:
         Format(q.Q5_K, 5, s.SUPER32_MIN, scale_limit=63),
         Format(q.Q6_K, 6, s.SUPER16, bias=32, scale_bias=128, scale_limit=128),
         Format(q.IQ4_XS, 4, s.SUPER32, bias=128, scale_bias=32, scale_limit=32, levels=nl),
-        Format(q.IQ3_S, 4, s.SUPER32, bias=7.5, constant=2, scale_limit=31),
+        Format(q.IQ3_S, 4, s.SUPER32, bias=16, scale_limit=31, odd=True),
         Format(q.IQ3_XXS, 4, s.SUPER32, bias=128, constant=0.25, scale_limit=31, levels=_levels(q.IQ3_XXS)),
         Format(q.IQ2_XS, 4, s.SUPER16, bias=128, constant=0.125, scale_limit=31, levels=_levels(q.IQ2_XS)),
     )
@@ -183,8 +186,6 @@ def numbers(form: Format, greatest_d: float, greatest_minimum: float = 0.0) -> N
         pairs = (2.0**first, down), (2.0**second, 1.0), (2.0 ** (second - high), 1.0)
     else:
         pairs = (2.0**first,) * 2, (2.0**second,) * 2, (2.0 ** (second - high),) * 2
-    if form.bias % 1:
-        down *= -form.bias * form.constant
     factor0, factor1, factor1_high = (_half2_bits(*pair) for pair in pairs)
     return Numbers(form.constant * 2.0 ** (24 - p), down, 2.0**p, factor0, factor1, factor1_high, -89 - p)
 

@@ -52,9 +52,9 @@ DEVICE unsigned short float_to_half(float f) { return (unsigned short)pack_half2
 // c[16x8] += a[16x16] * b[16x8], f16 operands, f32 sums. The one product of every matrix kernel: its inner order of sums is
 // the hardware's and does not depend on the other columns, which is what row invariance rests on.
 DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ---- shared memory and asynchronous copies ----
@@ -146,26 +146,5 @@ DEVICE float warp_sum(float v) {
 }
 DEVICE float warp_max(float v) {
     UNROLL for (int step = 16; step; step >>= 1) v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, step));
-    return v;
-}
-
-DEVICE uint4 load_shared16(unsigned address) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
-    return v;
-}
-DEVICE uint2 load_shared8(unsigned address) {
-    uint2 v;
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
-    return v;
-}
-DEVICE unsigned load_shared4(unsigned address) {
-    unsigned v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
-    return v;
-}
-DEVICE unsigned load_shared2(unsigned address) {
-    unsigned short v;
-    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
     return v;
 }

@@ -20,10 +20,10 @@ DEVICE uint4 row_of(const unsigned (&a)[2][4], bool high) {
     return high ? make_uint4(a[0][1], a[0][3], a[1][1], a[1][3]) : make_uint4(a[0][0], a[0][2], a[1][0], a[1][2]);
 }
 
-DEVICE void load_record(const Weights& w, long long tile, int record, unsigned target, Barrier barrier, unsigned parity) {
+DEVICE void load_record(const Weights& w, long long tile, int record, unsigned char* target, Barrier barrier, unsigned parity) {
     __syncwarp();
     barrier.expect(RECORD_BYTES);
-    barrier.load(target, w.data + (tile * w.records + record) * RECORD_BYTES, RECORD_BYTES);
+    barrier.load(shared_address(target), w.data + (tile * w.records + record) * RECORD_BYTES, RECORD_BYTES);
     barrier.loads_done();
     barrier.wait(parity);
 }
@@ -43,7 +43,7 @@ KERNEL void __launch_bounds__(WARPS * 32) embed(const __grid_constant__ EmbedArg
     wait_for_earlier_kernels();
     const int token = a.tokens[blockIdx.x];
     const Barrier barrier = own_barrier(barriers);
-    const unsigned target = shared_address(memory[warp]);
+    unsigned char* target = memory[warp];
     float* y = (float*)a.y + (long long)blockIdx.x * a.ldy;
     unsigned parity = 0;
     for (int r = warp; r < a.w.records; r += WARPS, parity ^= 1) {
@@ -74,7 +74,7 @@ KERNEL void __launch_bounds__(WARPS * 32) expand(const __grid_constant__ EmbedAr
     wait_for_earlier_kernels();
     const int r = blockIdx.x * WARPS + warp;
     if (r >= a.w.records) return;
-    const unsigned target = shared_address(memory[warp]);
+    unsigned char* target = memory[warp];
     load_record(a.w, blockIdx.y, r, target, own_barrier(barriers), 0);
     const Record record = open_record(target, a.w);
     for (int tile = 0; tile < RECORD_TILES; tile++) {

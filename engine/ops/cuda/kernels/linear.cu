@@ -44,32 +44,30 @@ DEVICE void linear_rows(const LinearArgs& a) {
         x[n] = (const uint4*)(a.x + (long long)(a.x_rows ? a.x_rows[place] : place) * a.ldx) + t;
     }
     float acc[RT][NT][4] = {};
-    constexpr bool AHEAD = NT <= 4;  // activations one step ahead, where registers allow
-    uint4 b[NT], next[NT];
+    // Activations are asked for DEPTH halves of a tile ahead, each into the registers that its half has just left: they come
+    // from L2, and a weight tile alone (100 instructions) does not cover that way.
+    constexpr int DEPTH = NT <= 2 && STAGE_TILES % 2 == 0 ? 4 : 2;
+    uint4 b[DEPTH][NT];
     int k32 = begin * (RECORD_K / 32);
     const int last = end * (RECORD_K / 32) - 1;
-    if (AHEAD && begin < end) load_x(next, x, k32);
+    UNROLL for (int d = 0; d < DEPTH; d++) load_x(b[d], x, min(k32 + d, last));
     NO_UNROLL for (int stage = 0; stage < ring.count; stage++) {
         ring.wait(stage);
-        const int records = min(STAGE_RECORDS, end - begin - stage * STAGE_RECORDS);
-        NO_UNROLL for (int i = 0; i < records; i++) {
-            Record record[RT];
-            UNROLL for (int rt = 0; rt < RT; rt++) record[rt] = open_record(ring.slot(stage, rt) + i * RECORD_BYTES, a.w);
-            NO_UNROLL for (int tile = 0; tile < RECORD_TILES; tile++) {
-                Tile scales[RT];
-                UNROLL for (int rt = 0; rt < RT; rt++) scales[rt] = open_tile(record[rt], a.w, tile);
-                UNROLL for (int h = 0; h < 2; h++) {
-                    if (AHEAD) {
-                        UNROLL for (int n = 0; n < NT; n++) b[n] = next[n];
-                        load_x(next, x, min(k32 + 1, last));
-                    } else load_x(b, x, k32);
-                    k32++;
-                    UNROLL for (int rt = 0; rt < RT; rt++) {
-                        unsigned w[2][4];
-                        unpack(w, record[rt], a.w, scales[rt], tile, h);
-                        multiply(acc, rt, w, b);
-                    }
+        Record record[RT];
+        UNROLL for (int rt = 0; rt < RT; rt++) record[rt] = open_record(ring.slot(stage, rt), a.w);
+        const int stage_tiles = min(STAGE_RECORDS, end - begin - stage * STAGE_RECORDS) * RECORD_TILES;
+        NO_UNROLL for (int first = 0; first < stage_tiles; first += DEPTH / 2) {
+            UNROLL for (int d = 0; d < DEPTH; d++) {
+                const int tile = first + d / 2, h = d & 1;
+                if (RECORD_TILES == 1 && tile >= stage_tiles) break;  // odd only at the end of the segment
+                UNROLL for (int rt = 0; rt < RT; rt++) {
+                    if (RECORD_TILES == 1 && h == 0) record[rt] = open_record(ring.slot(stage, rt) + tile * RECORD_BYTES, a.w);
+                    unsigned w[2][4];
+                    unpack(w, record[rt], a.w, open_tile(record[rt], a.w, tile % RECORD_TILES), tile % RECORD_TILES, h);
+                    multiply(acc, rt, w, b[d]);
                 }
+                load_x(b[d], x, min(k32 + DEPTH, last));
+                k32++;
             }
         }
         __syncwarp();
@@ -154,12 +152,12 @@ DEVICE void linear_tile(const LinearArgs& a) {
             __syncthreads();
             if (kt + X_STAGES - 1 < k_tiles) stage_x(a, rows, kt + X_STAGES - 1, x + (kt + X_STAGES - 1) % X_STAGES * X_BYTES);
             commit_copies();
-            const unsigned here = x + kt % X_STAGES * X_BYTES + g * 128;
+            const unsigned char* here = memory + kt % X_STAGES * X_BYTES + g * 128;
             UNROLL for (int h = 0; h < 2; h++) {
                 unsigned w[RT][2][4];
                 UNROLL for (int rt = 0; rt < RT; rt++) unpack(w[rt], record[rt], a.w, scales[rt], tile, h);
                 UNROLL for (int n = 0; n < NT; n++) {
-                    const uint4 b = load_shared16(here + n * 1024 + ((h * 4 + t) ^ ((g & 1) << 2)) * 16);
+                    const uint4 b = load<uint4>(here + n * 1024 + ((h * 4 + t) ^ ((g & 1) << 2)) * 16);
                     UNROLL for (int rt = 0; rt < RT; rt++) mma(acc[rt][n], w[rt][0], b.x, b.y), mma(acc[rt][n], w[rt][1], b.z, b.w);
                 }
             }

@@ -21,7 +21,7 @@ struct LinearArgs {     // mirrored by linear.py
 static_assert(sizeof(LinearArgs) == ARGS_BYTES, "linear.py and linear.cuh disagree about LinearArgs");
 
 constexpr int STAGE_RECORDS = RECORD_BYTES > 1280 ? 1 : RECORD_BYTES > 640 ? 2 : 4;
-constexpr int STAGE_BYTES = STAGE_RECORDS * RECORD_BYTES;
+constexpr int STAGE_BYTES = STAGE_RECORDS * RECORD_BYTES, STAGE_TILES = STAGE_RECORDS * RECORD_TILES;
 constexpr int MAX_WARPS = 8;   // segments at most
 
 struct Item { int expert, first, count; };
@@ -41,11 +41,12 @@ DEVICE bool find_item(Item& item, const LinearArgs& a, int rows) {
 template <int RT, int STAGES>
 struct Ring {
     const unsigned char* source[RT];
-    unsigned buffer, barriers;
+    unsigned char* buffer;
+    unsigned barriers;
     int count;   // stages in all
 
     DEVICE void open(const LinearArgs& a, int expert, int first_tile, int tiles, int begin, int end, unsigned char* memory, unsigned long long* bars) {
-        buffer = shared_address(memory), barriers = shared_address(bars);
+        buffer = memory, barriers = shared_address(bars);
         count = (end - begin + STAGE_RECORDS - 1) / STAGE_RECORDS;
         UNROLL for (int rt = 0; rt < RT; rt++)
             source[rt] = a.w.data + expert * a.w.expert_bytes + ((long long)min(first_tile + rt, tiles - 1) * a.w.records + begin) * RECORD_BYTES;
@@ -56,12 +57,12 @@ struct Ring {
         __syncwarp();
         UNROLL for (int s = 0; s < STAGES; s++) if (s < count) fetch(s, end - begin);
     }
-    DEVICE unsigned slot(int stage, int rt) const { return buffer + ((stage % STAGES) * RT + rt) * STAGE_BYTES; }
+    DEVICE unsigned char* slot(int stage, int rt) const { return buffer + ((stage % STAGES) * RT + rt) * STAGE_BYTES; }
     DEVICE void fetch(int stage, int records) {
         Barrier b{barriers + 8 * (stage % STAGES)};
         const unsigned bytes = min(STAGE_RECORDS, records - stage * STAGE_RECORDS) * RECORD_BYTES;
         b.expect(bytes * RT);
-        UNROLL for (int rt = 0; rt < RT; rt++) b.load(slot(stage, rt), source[rt] + (long long)stage * STAGE_BYTES, bytes);
+        UNROLL for (int rt = 0; rt < RT; rt++) b.load(shared_address(slot(stage, rt)), source[rt] + (long long)stage * STAGE_BYTES, bytes);
         b.loads_done();
     }
     DEVICE void wait(int stage) { Barrier{barriers + 8 * (stage % STAGES)}.wait((stage / STAGES) & 1); }
