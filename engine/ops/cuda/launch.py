@@ -95,6 +95,17 @@ def address(array: Array, dtype: str, shape: tuple[int | None, ...], name: str) 
     return Pointer(array.data.ptr)
 
 
+def rows_of(array: Array, dtype: str, rows: int | None, width: int, name: str) -> tuple[Pointer, int]:
+    """Address and row stride, in elements, of a matrix with at least `width` columns; rows may lie apart (a slice of
+    columns). Raises ValueError."""
+    size = array.dtype.itemsize
+    if array.dtype != dtype or array.ndim != 2 or array.strides[1] != size or array.strides[0] % size:
+        raise ValueError(f"{name}: {array.dtype}{list(array.shape)} is not a matrix of {dtype} with whole rows")
+    if (rows is not None and array.shape[0] != rows) or array.shape[1] < width:
+        raise ValueError(f"{name}: shape {list(array.shape)} does not hold {rows} rows of {width}")
+    return Pointer(array.data.ptr), array.strides[0] // size
+
+
 def optional(array: Array | None, dtype: str, shape: tuple[int | None, ...], name: str) -> Pointer:
     """As `address`; a null pointer for None."""
     return Pointer(None) if array is None else address(array, dtype, shape, name)

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from engine.ops.cuda.compile import Unit
-from engine.ops.cuda.launch import Array, Kernels, Pointer, address, optional
+from engine.ops.cuda.launch import Array, Kernels, Pointer, address, optional, rows_of
 from engine.ops.cuda.layout import Format
 from engine.ops.cuda.split import greatest_shared, launch_shape
 from engine.ops.cuda.weight import Weight, WeightsStruct
@@ -83,21 +83,21 @@ class Linear:
         bias: Array | None = None,
         groups: Groups | None = None,
     ) -> None:
-        """y [m, ldy] from x f16 [m, ldx]; ldx covers k in whole records, with zeros or finite numbers beyond k.
+        """y [m, rows] from x f16 [m, >= k in whole records], with zeros or any finite numbers beyond k.
 
         Grouped, x and y have the rows that `groups` names. SILU_F16 wants gated weights. Raises ValueError.
         """
-        half = epilogue in (Epilogue.STORE_F16, Epilogue.SILU_F16)
         if w.form is not self._form or w.gated != (epilogue is Epilogue.SILU_F16):
             raise ValueError(f"{w.form.quant.name} weights, gated={w.gated}, do not go with {epilogue.name}")
-        if x.shape[1] < w.k_padded or x.shape[1] % 8 or y.shape[1] < w.rows:
-            raise ValueError(f"x {list(x.shape)} or y {list(y.shape)} is too narrow for {w.rows} x {w.k_padded}")
         m = int(x.shape[0])
+        half = epilogue in (Epilogue.STORE_F16, Epilogue.SILU_F16)
+        x_at, ldx = rows_of(x, "float16", m, w.k_padded, "x")
+        y_at, ldy = rows_of(y, "float16" if half else "float32", None if groups else m, w.rows, "y")
+        if ldx % 8 or x.data.ptr % 16:
+            raise ValueError(f"x: rows of {ldx} halves do not begin at multiples of 16 bytes")
         args = LinearArgs(
-            w.struct, address(x, "float16", (m, None), "x"),
-            address(y, "float16" if half else "float32", (None if groups else m, None), "y"),
-            optional(bias, "float32", (w.rows,), "bias"),
-            m=m, ldx=x.shape[1], ldy=y.shape[1], split=w.split, epilogue=epilogue,
+            w.struct, x_at, y_at, optional(bias, "float32", (w.rows,), "bias"),
+            m=m, ldx=ldx, ldy=ldy, split=w.split, epilogue=epilogue,
         )  # fmt: skip
         if groups:
             args.items = address(groups.items, "int32", (None, 4), "items")

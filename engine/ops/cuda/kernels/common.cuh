@@ -8,6 +8,7 @@
 #define NO_UNROLL _Pragma("unroll 1")
 
 constexpr unsigned ALL_LANES = 0xffffffffu;
+#define INFINITY __int_as_float(0x7f800000)
 
 // ---- half precision (subnormals are kept: the weight formats rely on it) ----
 
@@ -140,6 +141,15 @@ DEVICE void let_later_kernels_start() {
 
 // ---- reductions with a fixed order ----
 
+DEVICE float block_sum(float v, float* shared) {  // shared: 32 floats; every thread gets the sum
+    UNROLL for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(ALL_LANES, v, step);
+    if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
+    __syncthreads();
+    v = (threadIdx.x & 31) < blockDim.x / 32 ? shared[threadIdx.x & 31] : 0.f;
+    UNROLL for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(ALL_LANES, v, step);
+    return v;
+}
+
 DEVICE float warp_sum(float v) {
     UNROLL for (int step = 16; step; step >>= 1) v += __shfl_xor_sync(ALL_LANES, v, step);
     return v;
@@ -148,3 +158,15 @@ DEVICE float warp_max(float v) {
     UNROLL for (int step = 16; step; step >>= 1) v = fmaxf(v, __shfl_xor_sync(ALL_LANES, v, step));
     return v;
 }
+
+// Places in the paged cache: a block is 64 tokens of all kv heads of one layer's K (or V), [kv head][token][dim].
+constexpr int BLOCK_TOKENS = 64;
+
+struct Cache {                 // mirrored by cache.py; one layer
+    void* k;
+    void* v;
+    unsigned short* k_scales;  // int8: f16 [block][kv head][64]
+    unsigned short* v_scales;
+    const int* tables;         // [sequences, table_width]: block of each 64 positions
+    int table_width, kv_heads;
+};

@@ -62,9 +62,11 @@ DEVICE void linear_rows(const LinearArgs& a) {
                 if (RECORD_TILES == 1 && tile >= stage_tiles) break;  // odd only at the end of the segment
                 UNROLL for (int rt = 0; rt < RT; rt++) {
                     if (RECORD_TILES == 1 && h == 0) record[rt] = open_record(ring.slot(stage, rt) + tile * RECORD_BYTES, a.w);
-                    unsigned w[2][4];
-                    unpack(w, record[rt], a.w, open_tile(record[rt], a.w, tile % RECORD_TILES), tile % RECORD_TILES, h);
-                    multiply(acc, rt, w, b[d]);
+                    UNROLL for (int part = 0; part < PARTS; part++) {
+                        unsigned w[2][4];
+                        unpack(w, record[rt], a.w, open_tile(record[rt], a.w, tile % RECORD_TILES), tile % RECORD_TILES, h, part);
+                        multiply(acc, rt, w, b[d]);
+                    }
                 }
                 load_x(b[d], x, min(k32 + DEPTH, last));
                 k32++;
@@ -154,11 +156,13 @@ DEVICE void linear_tile(const LinearArgs& a) {
             commit_copies();
             const unsigned char* here = memory + kt % X_STAGES * X_BYTES + g * 128;
             UNROLL for (int h = 0; h < 2; h++) {
-                unsigned w[RT][2][4];
-                UNROLL for (int rt = 0; rt < RT; rt++) unpack(w[rt], record[rt], a.w, scales[rt], tile, h);
-                UNROLL for (int n = 0; n < NT; n++) {
-                    const uint4 b = load<uint4>(here + n * 1024 + ((h * 4 + t) ^ ((g & 1) << 2)) * 16);
-                    UNROLL for (int rt = 0; rt < RT; rt++) mma(acc[rt][n], w[rt][0], b.x, b.y), mma(acc[rt][n], w[rt][1], b.z, b.w);
+                UNROLL for (int part = 0; part < PARTS; part++) {
+                    unsigned w[RT][2][4];
+                    UNROLL for (int rt = 0; rt < RT; rt++) unpack(w[rt], record[rt], a.w, scales[rt], tile, h, part);
+                    UNROLL for (int n = 0; n < NT; n++) {
+                        const uint4 b = load<uint4>(here + n * 1024 + ((h * 4 + t) ^ ((g & 1) << 2)) * 16);
+                        UNROLL for (int rt = 0; rt < RT; rt++) mma(acc[rt][n], w[rt][0], b.x, b.y), mma(acc[rt][n], w[rt][1], b.z, b.w);
+                    }
                 }
             }
         }

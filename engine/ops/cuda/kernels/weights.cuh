@@ -125,8 +125,17 @@ DEVICE Group group(const Record& r, const Weights& w, const Tile& s, int h) {
     return q;
 }
 
-// The four words of codes from which a lane makes the two k16 steps of half h: a[step][0..3] as mma wants them.
-DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const Tile& s, int tile, int h) {
+// F32 weights keep their precision (routers are F32): they go through the tensor cores as two halves, the rounded weight and
+// what the rounding left.
+constexpr int PARTS = FMT_BITS == 32 ? 2 : 1;
+
+DEVICE unsigned pack_part(int part, float low, float high) {
+    const unsigned whole = pack_half2(low, high);
+    return part ? pack_half2(low - low_float(whole), high - high_float(whole)) : whole;
+}
+
+// The two k16 steps of half h: a[step][0..3] as mma wants them.
+DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const Tile& s, int tile, int h, [[maybe_unused]] int part = 0) {
     const int lane = threadIdx.x & 31;
 #if FMT_BITS == 16
     const unsigned char* at = r.base + tile * 2048 + h * 1024 + lane * 16;
@@ -144,8 +153,8 @@ DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const
 #elif FMT_BITS == 32
     UNROLL for (int row = 0; row < 2; row++) UNROLL for (int step = 0; step < 2; step++) {
         const uint4 x = load<uint4>(r.base + tile * 4096 + h * 2048 + row * 1024 + step * 512 + lane * 16);
-        a[step][row] = pack_half2(__uint_as_float(x.x) * w.down, __uint_as_float(x.y) * w.down);
-        a[step][row + 2] = pack_half2(__uint_as_float(x.z) * w.down, __uint_as_float(x.w) * w.down);
+        a[step][row] = pack_part(part, __uint_as_float(x.x) * w.down, __uint_as_float(x.y) * w.down);
+        a[step][row + 2] = pack_part(part, __uint_as_float(x.z) * w.down, __uint_as_float(x.w) * w.down);
     }
 #else
     const Group q = group(r, w, s, h);
