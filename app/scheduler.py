@@ -10,16 +10,18 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn
 
 from app.errors import ApiError, Draining, EngineUnavailable, GenerationFailed, QueueFull
 from app.generation import Generation
+from app.observer import NoObserver, Observer
 from app.record import TOKEN_BYTES, Budget, ChoiceRequest, Outcome, Record, prompt_bytes
 from app.text.stream import TextStream
 from engine.client import EngineClient
-from engine.messages import Failed, Step, StepStats
+from engine.messages import Failed, Step
 
 log = logging.getLogger(__name__)
 
@@ -37,51 +39,6 @@ class Limits:
     max_inflight_bytes: int = 512 << 20
     hold_s: float = 45.0
     """How long a request that came while there was no engine waits for one."""
-
-
-class Observer(Protocol):
-    """What the scheduler makes known to metrics. Called on the event loop; must be cheap and must not raise."""
-
-    def request_admitted(self, generation: Generation) -> None: ...
-
-    def rejected(self, reason: str) -> None:
-        """`queue_full`, `draining` or `engine_unavailable`."""
-
-    def first_token(self, seconds: float) -> None:
-        """From admission, once for each choice."""
-
-    def tokens(self, count: int) -> None:
-        """Generated tokens, once a step."""
-
-    def token_gaps(self, seconds: list[float]) -> None:
-        """Time since the choice's token before, for every choice that had one, once a step."""
-
-    def finished(self, record: Record) -> None:
-        """The record has ended; `outcome` says how. Called exactly once for each admitted choice."""
-
-    def step(self, stats: StepStats) -> None: ...
-
-    def engine_restarted(self, reason: str) -> None: ...
-
-
-class NoObserver:
-    """Looks the other way."""
-
-    def request_admitted(self, generation: Generation) -> None: ...
-
-    def rejected(self, reason: str) -> None: ...
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def tokens(self, count: int) -> None: ...
-
-    def token_gaps(self, seconds: list[float]) -> None: ...
-
-    def finished(self, record: Record) -> None: ...
-
-    def step(self, stats: StepStats) -> None: ...
-
-    def engine_restarted(self, reason: str) -> None: ...
 
 
 class Pace:
@@ -130,7 +87,7 @@ class RequestScheduler:
         """The request of every choice that has not ended, by sequence."""
         self._held: dict[Generation, asyncio.TimerHandle] = {}
         self._draining = False
-        self._unavailable: str | None = None
+        self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -154,6 +111,30 @@ class RequestScheduler:
     @property
     def inflight_bytes(self) -> int:
         return self._budget.used
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """For bytes of a request before its admission: count them with the callable, which raises QueueFull.
+
+        They count until the block is left.
+        """
+        held = 0
+
+        def count(amount: int) -> None:
+            nonlocal held
+            if self._budget.used + amount > self._budget.limit:
+                self._refuse_for_memory()
+            self._budget.used += amount
+            held += amount
+
+        try:
+            yield count
+        finally:
+            self._budget.used -= held
 
     # Requests come and go.
 
@@ -233,10 +214,10 @@ class RequestScheduler:
             record.resumed += 1
         self._queue.extendleft(sorted(lost, key=lambda record: record.sequence, reverse=True))
 
-    def close(self, why: str) -> None:
+    def close(self) -> None:
         """There will be no engine any more: every request ends, and new ones are refused."""
-        self._unavailable = why
-        self.fail_all(EngineUnavailable(why))
+        self._closed = True
+        self.fail_all(EngineUnavailable())
 
     def on_step(self, step: Step) -> None:
         """Hand out what one step of the engine made known."""
@@ -248,19 +229,20 @@ class RequestScheduler:
                 record.cached_tokens = cached
         self._hand_out(step, now)
         for sequence in step.released:
-            record = at_engine.pop(sequence, None)
+            record = at_engine.get(sequence)
             if record is not None and record.outcome is None:
                 self.on_failed(Failed(sequence, "dropped", "the engine gave this request up without a reason"))
+            at_engine.pop(sequence, None)
         self._observer.step(step.stats)
         self._feed()
 
     def on_failed(self, failed: Failed) -> None:
         """The engine cannot go on with one sequence; its request fails."""
-        self._at_engine.pop(failed.sequence, None)
         generation = self._open.get(failed.sequence)
         if generation is not None:
             log.warning("request=%s failed in the engine: %s: %s", generation.request_id, failed.code, failed.message)
             self.fail(generation, GenerationFailed(failed.code, failed.message))
+        self._at_engine.pop(failed.sequence, None)
         self._feed()
 
     # Inside.
@@ -358,16 +340,19 @@ class RequestScheduler:
         if self._draining:
             self._observer.rejected("draining")
             raise Draining
-        if self._unavailable is not None:
+        if self._closed:
             self._observer.rejected("engine_unavailable")
-            raise EngineUnavailable(self._unavailable)
+            raise EngineUnavailable
         free = self._max_batch - len(self._at_engine) if self._engine is not None else 0
         if len(self._queue) + choices > self._limits.max_queue + free:
             self._observer.rejected("queue_full")
             raise QueueFull(retry_after_s=self._retry_after_s())
         if self._budget.used + held_bytes > self._budget.limit:
-            self._observer.rejected("queue_full")
-            raise QueueFull("The requests at hand take all the memory set aside.", retry_after_s=self._retry_after_s())
+            self._refuse_for_memory()
+
+    def _refuse_for_memory(self) -> NoReturn:
+        self._observer.rejected("queue_full")
+        raise QueueFull("The requests at hand take all the memory set aside.", retry_after_s=self._retry_after_s())
 
     def _retry_after_s(self) -> float:
         """Time in which the queue empties at the pace of late; the error bounds it."""

@@ -6,6 +6,7 @@ repeat these descriptions (a test compares them).
 """
 
 import ipaddress
+import os
 import re
 import tomllib
 import typing
@@ -158,7 +159,9 @@ SETTINGS: Mapping[str, SettingInfo] = {
 }
 
 
-def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None = None) -> Settings:
+def load_settings(
+    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config: str | None = None
+) -> Settings:
     """Merge the sources and check the result.
 
     `flags` maps setting names to what the command line gave (text, or True for a switch). Raises ConfigError, one
@@ -271,3 +274,13 @@ def _check(settings: Settings) -> None:
         raise ConfigError(f"--ops-port {settings.ops_port}: is the public port too")
     if settings.max_body_mib > settings.max_inflight_mib:
         raise ConfigError("--max-body-mib: is over --max-inflight-mib, so such a body could never be taken in")
+
+
+def engine_variables(settings: Settings) -> dict[str, str]:
+    """What every child that runs kernels is told through its environment: where compiled ones are kept."""
+    return {"NUMBA_CACHE_DIR": str(Path(settings.cache_dir) / "numba")}
+
+
+def child_environment(added: Mapping[str, str]) -> dict[str, str]:
+    """This process's own environment, for a child, with `added`."""
+    return {**os.environ, **added}

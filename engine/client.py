@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
 from engine.build import build_id
 from engine.config import EngineConfig
@@ -71,7 +71,7 @@ class EngineClient(Protocol):
     async def start(self) -> Ready:
         """Start and load. On any error and on cancellation nothing is left of the engine.
 
-        Raises LoadRefused (bad file, no room), HandshakeError (not our build), EngineDied (anything else).
+        Raises LoadRefused (bad file, no room), HandshakeError (another build), EngineDied (anything else).
         """
 
     def submit(self, submit: Submit) -> None:
@@ -128,21 +128,40 @@ class EngineProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def start(self) -> Ready:
+    async def spawn(self) -> None:
+        """The first half of `start`, for a head start: the child runs and loads, and nobody waits for it yet.
+
+        Then `listen` and `start`, or `abandon`. Raises EngineDied when the process cannot be started.
+        """
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._ended: asyncio.Future[str] = loop.create_future()
         await self._connect(loop)
         self.send(self._hello)
-        timer = loop.call_later(HANDSHAKE_TIMEOUT_S, self._miss_handshake)
+        self._handshake = loop.call_later(HANDSHAKE_TIMEOUT_S, self._miss_handshake)
+
+    def listen(self, events: EngineEvents) -> None:
+        """Whom to tell from now on."""
+        self._events = events
+
+    async def start(self) -> Ready:
+        if self._process is None:
+            await self.spawn()
         try:
             return await self._ready
         except asyncio.CancelledError:
-            self.kill()
-            await self.wait()
+            await self.abandon()
             raise
         finally:
-            timer.cancel()
+            self._handshake.cancel()
+
+    async def abandon(self) -> None:
+        """End by force what was spawned and will not be waited for."""
+        self._handshake.cancel()
+        if not self._ready.cancel() and not self._ready.cancelled():
+            self._ready.exception()  # it failed by itself, and nobody else will ask
+        self.kill()
+        await self.wait()
 
     def submit(self, submit: Submit) -> None:
         self.send(submit)
@@ -257,17 +276,16 @@ class EngineProcess:
 
     def _miss_handshake(self) -> None:
         if not self._welcomed:
-            self._fail(HandshakeError(f"the engine did not answer within {HANDSHAKE_TIMEOUT_S:.0f} s of its start"))
+            self._fail(EngineDied(f"the engine did not answer within {HANDSHAKE_TIMEOUT_S:.0f} s of its start"))
 
     def receive(self, data: bytes) -> None:
         """Bytes from the child's socket."""
-        if self._failure is not None:
-            return
         try:
             for message in self._reader.feed(data):
-                self._dispatch(message)
+                if self._failure is None:
+                    self._dispatch(message)
         except HandshakeError as error:
-            self._fail(error)
+            self._fail(EngineDied(str(error)))
 
     def _dispatch(self, message: ToService) -> None:
         if isinstance(message, Step):
@@ -291,10 +309,11 @@ class EngineProcess:
         self._welcomed = True
         theirs, ours = (welcome.build_id, welcome.schema), (self._hello.build_id, self._hello.schema)
         if theirs != ours:
-            raise HandshakeError(
+            problem = (
                 "Ullage's files were changed while this service was running (it is build "
                 f"{ours[0]}/{ours[1]}, a new engine is {theirs[0]}/{theirs[1]}): restart the service"
             )
+            self._fail(HandshakeError(problem))
 
     def log_line(self, line: bytes) -> None:
         """One line of the child's output."""
@@ -347,9 +366,11 @@ class EngineLauncher:
         Raises ModelFileError when it cannot be opened.
         """
         try:
-            model_fd = os.open(config.model_path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ModelFileError(config.model_path, "file", cast(str, error.strerror)) from error
+            # Non-blocking, so that a named pipe is refused by the reader and not waited for.
+            model_fd = os.open(config.model_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            problem = error.strerror if isinstance(error, OSError) else str(error)
+            raise ModelFileError(config.model_path, "file", problem or "cannot be opened") from error
         return cls(config, model_fd, env)
 
     def __call__(self, generation: int, events: EngineEvents) -> EngineProcess:

@@ -53,6 +53,7 @@ class FakeEngine:
     _cancelled: list[int] = field(default_factory=list)
     _refusals: deque[str] = field(default_factory=deque)
     _next: asyncio.Handle | None = None
+    _serving: bool = False
     _hung: bool = False
     _queried: int = 0
     _hits: int = 0
@@ -65,6 +66,7 @@ class FakeEngine:
             raise self.load_error
         if self._ended.done():
             raise EngineDied(self._ended.result())
+        self._serving = True
         return Ready(
             device="fake",
             max_context=self.max_context,
@@ -106,7 +108,8 @@ class FakeEngine:
         """End as a process does: nothing more is sent, and `on_dead` follows on a later turn of the loop."""
         if not self._ended.done():
             self._end(reason)
-            asyncio.get_running_loop().call_soon(self.events.on_dead, reason)
+            if self._serving:
+                asyncio.get_running_loop().call_soon(self.events.on_dead, reason)
 
     def hang(self) -> None:
         """Live, take everything and do nothing, until killed."""
@@ -189,7 +192,7 @@ class FakeEngine:
         finish = None
         if token in submit.stop_ids:
             finish = "stop"
-        elif running.length >= submit.max_tokens:
+        elif running.length >= min(submit.max_tokens, self.max_context - len(submit.prompt_ids)):
             finish = "length"
         if submit.sampling.logprobs is None:
             return Token(sequence, token, finish)

@@ -11,6 +11,7 @@ backend may hand `sample` a kernel that yields the same integers.
 
 from array import array
 from collections.abc import Callable
+from functools import lru_cache
 from math import isfinite, log
 from typing import Any, NamedTuple
 
@@ -21,20 +22,15 @@ from engine.messages import Sampling
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
-PhiloxWords = Callable[[Ids, int, int, int], NDArray[np.uint64]]
+PhiloxWords = Callable[[Ids, int, int, int], NDArray[np.unsignedinteger[Any]]]
 
 _LOW32 = 0xFFFF_FFFF
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 
-# The noise lies between these: -log(-log(u)) for the least and the greatest u that 32 bits give.
-_GUMBEL_LEAST = -log(33 * log(2))
-_GUMBEL_GREATEST = 33 * log(2)
-_HOPELESS = _GUMBEL_LEAST - _GUMBEL_GREATEST - 0.01
-"""A token this far below the best one cannot win whatever its noise (0.01 covers rounding)."""
-
 _NUCLEUS_HEAD = 1024
+"""So many of the best tokens are summed up first; they are rarely not enough."""
 
 
 class BadLogits(ArithmeticError):
@@ -139,16 +135,33 @@ def _draw(logits: Floats, sampling: Sampling, generated_index: int, words: Philo
     peak = float(logits.max())
     _check(peak)
     ids = _best(logits, sampling.top_k or len(logits))
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-        scaled = (logits[ids].astype(np.float64) - peak) / sampling.temperature
-    if sampling.top_p < 1:
-        kept = _best(scaled, _nucleus(scaled, sampling.top_p))
-        ids, scaled = ids[kept], scaled[kept]
-    least = max(log(sampling.min_p), _HOPELESS) if sampling.min_p > 0 else _HOPELESS
-    kept = np.flatnonzero(scaled >= least)
-    ids, scaled = ids[kept], scaled[kept]
-    scaled += gumbel(words(ids, generated_index, sampling.choice, sampling.seed))
-    return int(ids[scaled.argmax()])
+    # Far below the peak, or at a tiny temperature, scores go to -inf and times to inf, as they should.
+    with np.errstate(over="ignore"):
+        scaled = logits[ids].astype(np.float64)
+        scaled -= peak
+        scaled /= sampling.temperature
+        if sampling.top_p < 1:
+            kept = _best(scaled, _nucleus(scaled, sampling.top_p))
+            ids, scaled = ids[kept], scaled[kept]
+        if sampling.min_p > 0:
+            kept = np.flatnonzero(scaled >= log(sampling.min_p))
+            ids, scaled = ids[kept], scaled[kept]
+        return int(ids[_winner(scaled, words(ids, generated_index, sampling.choice, sampling.seed))])
+
+
+def _winner(scaled: NDArray[np.float64], words: NDArray[np.unsignedinteger[Any]]) -> int:
+    """Place of the greatest scaled + gumbel(words), which is the least time -log(u) * exp(-scaled).
+
+    As -log(u) is at least 1 - u, whoever's bound comes after another's time is out: few places need their logarithm.
+    """
+    slowness = np.negative(scaled)
+    np.exp(slowness, out=slowness)
+    bounds = np.subtract(2.0**32 - 0.5, words)
+    bounds *= slowness
+    first = bounds.argmin()
+    time = -log((float(words[first]) + 0.5) * 2.0**-32) * 2.0**32 * slowness[first]
+    near = np.flatnonzero(bounds <= time * (1 + 1e-9))
+    return int(near[(scaled[near] + gumbel(words[near])).argmax()])
 
 
 def _check(peak: float) -> None:
@@ -157,10 +170,17 @@ def _check(peak: float) -> None:
         raise BadLogits(f"the greatest logit is {peak}")
 
 
+@lru_cache(maxsize=4)
+def _all_places(count: int) -> Ids:
+    places = np.arange(count)
+    places.flags.writeable = False
+    return places
+
+
 def _best(values: Floats, count: int) -> Ids:
     """Places, ascending, of the `count` greatest values; among equal ones the first places are taken."""
     if count >= len(values):
-        return np.arange(len(values))
+        return _all_places(len(values))
     least = np.partition(values, -count)[-count]
     above = np.flatnonzero(values > least)
     level = np.flatnonzero(values == least)[: count - len(above)]

@@ -5,6 +5,7 @@ beyond the interpreter's own depth. Messages name the place and what was expecte
 """
 
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -23,8 +24,11 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Schema = TypeVar("Schema", bound=msgspec.Struct)
 
 
-async def read_body(scope: Scope, receive: Receive, limit_mib: int) -> bytes:
-    """The whole body. Raises BodyTooLarge as soon as it is known to be, and ClientDisconnect."""
+async def read_body(scope: Scope, receive: Receive, limit_mib: int, count: Callable[[int], None]) -> bytes:
+    """The whole body; `count` is told of each part's bytes as it comes, and may raise.
+
+    Raises BodyTooLarge as soon as it is known to be, and ClientDisconnect.
+    """
     limit = limit_mib * MIB
     declared = header(scope, b"content-length")
     if declared.isdigit() and int(declared) > limit:
@@ -39,6 +43,7 @@ async def read_body(scope: Scope, receive: Receive, limit_mib: int) -> bytes:
         size += len(part)
         if size > limit:
             raise BodyTooLarge(limit_mib)
+        count(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

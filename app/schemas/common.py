@@ -62,6 +62,11 @@ class GenerationBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.n or 1
 
     @property
+    def limit(self) -> int | None:
+        """Tokens of the answer at most; None: as many as the context has room for."""
+        return self.max_tokens
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 

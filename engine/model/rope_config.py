@@ -48,7 +48,8 @@ class RopeConfig:
             scaling=scaling,
             factor=factor,
             original_context=gguf.u32(rope + "scaling.original_context_length", 0) or context,
-            attention_factor=_positive(gguf, rope + "scaling.attn_factor", 1.0),
+            attention_factor=_positive(gguf, rope + "scaling.attn_factor", 1.0)
+            * _positive(gguf, rope + "scaling.yarn_attn_factor", 1.0),
             beta_fast=_positive(gguf, rope + "scaling.yarn_beta_fast", 32.0),
             beta_slow=_positive(gguf, rope + "scaling.yarn_beta_slow", 1.0),
             frequency_factors=architecture == "llama" and FREQUENCY_FACTORS in gguf.tensors,

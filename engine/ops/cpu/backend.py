@@ -1,0 +1,92 @@
+"""The ops of the CPU kernels, bound to one KV storage: allocates results, picks scratch, hands over to the kernels."""
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from engine.kv_cache.storage import KvStorage
+from engine.ops.backend import Heads, Rope
+from engine.ops.cpu import attention, embed, experts, rmsnorm, rope, route, silu_mul, store
+from engine.ops.cpu.linear import Matrix, linear
+from engine.ops.cpu.memory import aligned_empty, empty_rows
+from engine.ops.cpu.tile import TILE
+from engine.ops.rows import Ints, Rows
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuStep:
+    rows: Rows
+    cos: Floats
+    sin: Floats
+    interleaved: bool
+    pieces: Ints
+
+
+class CpuOps:
+    """engine.ops.backend.Ops on numba kernels. `widest`: the most columns of any weight matrix."""
+
+    def __init__(self, kv: KvStorage, heads: Heads, widest: int, threads: int) -> None:
+        self.kv = kv
+        self.threads = threads
+        self._heads = heads
+        self._panels: Floats = aligned_empty((threads, TILE * widest))
+        self._scratch: Floats = aligned_empty((threads, attention.scratch_elements(heads)))
+
+    def begin(self, rows: Rows, turn: Rope) -> CpuStep:
+        numba.set_num_threads(self.threads)  # numba keeps this per calling thread
+        cos, sin = rope.angles(rows.positions, turn.frequencies, turn.magnitude)
+        return CpuStep(rows, cos, sin, turn.interleaved, attention.pieces(rows.spans, self._heads))
+
+    def embed(self, table: Matrix, step: CpuStep) -> Floats:
+        out = empty_rows(len(step.rows), table.shape[2])
+        embed.embed(step.rows.tokens, table, out)
+        return out
+
+    def rmsnorm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        out = empty_rows(*x.shape)
+        rmsnorm.rmsnorm(x, weight, eps, out, self.threads)
+        return out
+
+    def linear(self, x: Floats, matrix: Matrix, onto: Floats | None = None) -> Floats:
+        starts = np.array((0, len(x)))
+        if onto is not None:
+            linear(x, starts, matrix, onto, self._panels, onto=True)
+            return onto
+        out = empty_rows(len(x), matrix.shape[1])
+        linear(x, starts, matrix, out, self._panels)
+        return out
+
+    def head_norm(self, qkv: Floats, heads: Heads, q_weight: Floats, k_weight: Floats, eps: float) -> None:
+        rmsnorm.head_norm(qkv, heads, q_weight, k_weight, eps, self.threads)
+
+    def rope(self, qkv: Floats, heads: Heads, step: CpuStep) -> None:
+        rope.rope(qkv, heads, step.cos, step.sin, step.interleaved, self.threads)
+
+    def store(self, qkv: Floats, heads: Heads, layer: int, step: CpuStep) -> None:
+        store.store(qkv, heads, step.rows, self.kv, layer)
+
+    def attention(self, qkv: Floats, heads: Heads, layer: int, step: CpuStep) -> Floats:
+        out = empty_rows(len(qkv), heads.heads * heads.dim)
+        attention.attention(qkv, heads, step.pieces, step.rows.tables, self.kv, layer, out, self._scratch)
+        return out
+
+    def silu_mul(self, gate_up: Floats) -> Floats:
+        out = empty_rows(len(gate_up), gate_up.shape[1] // 2)
+        silu_mul.silu_mul(gate_up, out, self.threads)
+        return out
+
+    def route(self, logits: Floats, used: int, normalise: bool) -> tuple[Ints, Floats]:
+        return route.route(logits, used, normalise)
+
+    def experts(self, x: Floats, chosen: Ints, shares: Floats, gate_up: Matrix, down: Matrix, onto: Floats) -> Floats:
+        experts.experts(x, chosen, shares, gate_up, down, onto, self._panels)
+        return onto
+
+    def take(self, x: Floats, places: Ints) -> Floats:
+        out = empty_rows(len(places), x.shape[1])
+        np.take(x, places, axis=0, out=out)
+        return out
