@@ -1,6 +1,6 @@
 """CUDA kernels at the shapes of real models: time, achieved bytes per second, share of the card's own copy rate.
 
-    python -m benchmarks.kernels_cuda [--only linear,experts,attention] [--json FILE]
+    python -m benchmarks.kernels_cuda [--only linear,experts,attention,small] [--json FILE]
 
 Each figure is the mean over a captured graph whose nodes go round distinct weights of at least 2 GB, so that no cache serves
 them; launches are chained as in decode (programmatic dependent launch). Weights are random.
@@ -18,9 +18,17 @@ import cupy as cp
 import numpy as np
 
 from engine.gguf.quants import QUANTS, QuantType
+from engine.messages import Sampling
+from engine.ops.cuda.attention import Attention, Parts
+from engine.ops.cuda.cache import Cache
 from engine.ops.cuda.launch import Kernels
 from engine.ops.cuda.layout import FORMATS, lay, numbers
 from engine.ops.cuda.linear import Epilogue, Groups, Linear
+from engine.ops.cuda.qkv import Qkv, Rotation
+from engine.ops.cuda.rmsnorm import Rmsnorm
+from engine.ops.cuda.route import Route, Routing
+from engine.ops.cuda.sample import Drawn, Sampler
+from engine.ops.cuda.silu_mul import SiluMul
 from engine.ops.cuda.weight import Weight
 
 SPAN_BYTES = 2 << 30
@@ -36,9 +44,16 @@ EXPERTS = (("gate_up", 768, 2048, Q4, True), ("down", 2048, 768, Q4, False), ("d
 
 def copy_rate(stream: Any) -> float:
     """Bytes per second, read plus written, of a large device copy: the bandwidth that shares are held against."""
-    a, b = cp.zeros(1 << 31, cp.uint8), cp.empty(1 << 31, cp.uint8)
-    seconds = timed(stream, lambda: cp.cuda.runtime.memcpyAsync(b.data.ptr, a.data.ptr, a.nbytes, 3, stream.ptr), 1)
-    return 2 * a.nbytes / seconds
+    a, b = cp.zeros(1 << 32, cp.uint8), cp.empty(1 << 32, cp.uint8)
+    best = float("inf")
+    for _ in range(5):
+        start, end = cp.cuda.Event(), cp.cuda.Event()
+        start.record(stream)
+        cp.cuda.runtime.memcpyAsync(b.data.ptr, a.data.ptr, a.nbytes, cp.cuda.runtime.memcpyDeviceToDevice, stream.ptr)
+        end.record(stream)
+        end.synchronize()
+        best = min(best, cp.cuda.get_elapsed_time(start, end) / 1e3)
+    return 2 * a.nbytes / best
 
 
 def timed(stream: Any, body: Callable[[], Any], nodes: int, repeats: int = 3) -> float:
@@ -146,7 +161,92 @@ def bench_experts(kernels: Kernels, stream: Any, rate: float) -> list[dict[str, 
     return lines
 
 
-BENCHES = {"linear": bench_linear, "experts": bench_experts}
+def bench_attention(kernels: Kernels, stream: Any, rate: float) -> list[dict[str, Any]]:
+    """32 heads over 8 kv heads of 128, f16 and int8; decode rows share one context length."""
+    lines, heads, kv_heads, dim = [], 32, 8, 128
+    for int8 in (False, True):
+        attention = Attention(kernels, dim, int8)
+        token_bytes = 2 * kv_heads * (dim + 2 if int8 else 2 * dim)
+        for m, context in ((1, 512), (1, 4096), (1, 32768), (1, 131072), (8, 640), (32, 640), (64, 640), (64, 4096)):
+            layers = max(1, min(16, SPAN_BYTES // (m * context * token_bytes)))
+            cache, positions, sequences = random_cache(layers, m, context, kv_heads, dim, int8)
+            room = Parts.allocate(m, heads, dim)
+            q = cp.random.standard_normal((m, heads * dim), dtype=cp.float32).astype(cp.float16)
+            out = cp.empty_like(q)
+
+            def body() -> None:
+                for layer in range(layers):
+                    attention.decode(q, out, cache, layer, positions, sequences, room, stream)
+
+            seconds, size = timed(stream, body, layers), m * context * token_bytes
+            lines.append({"op": "decode attention", "matrix": f"context {context}", "quant": "int8" if int8 else "f16", "m": m,
+                          "us": seconds * 1e6, "TBps": size / seconds / 1e12, "share": size / seconds / rate,
+                          "TFLOPs": 4 * m * context * heads * dim / seconds / 1e12})  # fmt: skip
+            del cache
+            cp.get_default_memory_pool().free_all_blocks()
+        for rows, context in ((64, 64), (512, 512), (4096, 4096), (4096, 32768)):
+            cache, _, _ = random_cache(1, 1, context, kv_heads, dim, int8)
+            positions = cp.arange(context - rows, context, dtype=cp.int32)
+            q = cp.random.standard_normal((rows, heads * dim), dtype=cp.float32).astype(cp.float16)
+            out, sequences = cp.empty_like(q), cp.zeros(rows, cp.int32)
+            seconds = timed(stream, lambda: attention.prefill(q, out, cache, 0, positions, sequences, stream), 1)
+            size, pairs = context * token_bytes, rows * (context - rows) + rows * (rows + 1) // 2
+            lines.append({"op": "prefill attention", "matrix": f"context {context}", "quant": "int8" if int8 else "f16", "m": rows,
+                          "us": seconds * 1e6, "TBps": size / seconds / 1e12, "share": size / seconds / rate,
+                          "TFLOPs": 4 * pairs * heads * dim / seconds / 1e12})  # fmt: skip
+    return lines
+
+
+def random_cache(layers: int, m: int, context: int, kv_heads: int, dim: int, int8: bool) -> tuple[Cache, Any, Any]:
+    width = -(-context // 64)
+    shape = (layers, 2, m * width, kv_heads, 64, dim)
+    data = cp.random.randint(0, 256, (*shape[:-1], dim * (1 if int8 else 2)), dtype=cp.uint8)
+    if int8:
+        data = data.view(cp.int8)
+    else:
+        data.view(cp.uint16)[...] &= 0xBBFF  # magnitudes under 2
+        data = data.view(cp.float16)
+    scales = cp.full(shape[:-1], 0.01, cp.float16) if int8 else None
+    tables = cp.random.permutation(m * width).astype(cp.int32).reshape(m, width)
+    return Cache(data, scales, tables), cp.full(m, context - 1, cp.int32), cp.arange(m, dtype=cp.int32)
+
+
+def bench_small(kernels: Kernels, stream: Any, rate: float) -> list[dict[str, Any]]:
+    """The launches between the products: latency, at the shapes of qwen3-8b and of qwen3-30b-a3b's router."""
+    lines: list[dict[str, Any]] = []
+
+    def add(op: str, m: int, size: int, seconds: float) -> None:
+        lines.append({"op": op, "m": m, "us": seconds * 1e6, "TBps": size / seconds / 1e12, "share": size / seconds / rate, "TFLOPs": 0.0})
+
+    rmsnorm, qkv, route, silu_mul = Rmsnorm(kernels), Qkv(kernels), Route(kernels), SiluMul(kernels)
+    rotation = Rotation(cp.asarray(1e6 ** (-np.arange(64) / 64)), 1.0, False)
+    for m in (1, 32, 512, 4096):
+        x, weight, y = cp.random.standard_normal((m, 4096), dtype=cp.float32), cp.ones(4096, cp.float32), cp.empty((m, 4096), cp.float16)
+        add("rmsnorm", m, m * 4096 * 6, timed(stream, lambda: [rmsnorm(x, weight, 1e-6, y, stream) for _ in range(20)], 20))
+        cache, _, _ = random_cache(1, 1, max(m, 64), 8, 128, False)
+        fused, positions, sequences = cp.random.standard_normal((m, 6144), dtype=cp.float32), cp.arange(m, dtype=cp.int32), cp.zeros(m, cp.int32)
+        norms = cp.ones(128, cp.float32), cp.ones(128, cp.float32), 1e-6
+        add("qkv", m, m * 6144 * 6, timed(stream, lambda: [qkv(fused, y, cache, 0, rotation, positions, sequences, stream, norms) for _ in range(20)], 20))
+        logits, routing = cp.random.standard_normal((m, 128), dtype=cp.float32), Routing.allocate(m, 8, 128, 8 if m < 512 else 64)
+        add("route", m, m * 512, timed(stream, lambda: [route(logits, positions, True, routing, stream) for _ in range(20)], 20))
+        parts, out = cp.empty((m * 8, 2048), cp.float32), cp.zeros((m, 2048), cp.float32)
+        add("route_add", m, m * 2048 * 40, timed(stream, lambda: [route.add(parts, out, positions, routing, stream) for _ in range(20)], 20))
+        both, h = cp.random.standard_normal((m, 24576), dtype=cp.float32), cp.empty((m, 12288), cp.float16)
+        add("silu_mul", m, m * 12288 * 10, timed(stream, lambda: [silu_mul(both, h, stream) for _ in range(20)], 20))
+    vocab = 151936
+    for name, sampling in (("greedy", Sampling(temperature=0.0)), ("plain", Sampling()), ("top_k 40, top_p 0.9", Sampling(top_k=40, top_p=0.9)),
+                           ("top 20 logprobs", Sampling(temperature=0.0, logprobs=20))):  # fmt: skip
+        for m in (1, 64):
+            sampler, drawn = Sampler(kernels, m, m, vocab), Drawn.allocate(m)
+            for slot in range(m):
+                sampler.admit(slot, sampling, [], [], stream)
+            logits = cp.random.standard_normal((m, vocab), dtype=cp.float32) * 3
+            rows, indices = cp.arange(m, dtype=cp.int32), cp.zeros(m, cp.int32)
+            add(f"sample {name}", m, m * vocab * 4, timed(stream, lambda: [sampler(logits, rows, indices, drawn, stream) for _ in range(10)], 10))
+    return lines
+
+
+BENCHES = {"linear": bench_linear, "experts": bench_experts, "attention": bench_attention, "small": bench_small}
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ class CacheStruct(ctypes.Structure):
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
     """`data` float16 or int8 [layers, 2, blocks, kv heads, 64, dim]; int8 has `scales` float16 [layers, 2, blocks,
-    kv heads, 64]. `tables` int32 [sequences, width]: the block of each 64 positions of a sequence."""
+    kv heads, 64]. Planes (the first two axes) may lie apart, as in an arena; each is contiguous.
+    `tables` int32 [sequences, width]: the block of each 64 positions of a sequence."""
 
     data: Array
     scales: Array | None
@@ -44,15 +45,13 @@ class Cache:
 
     def struct(self, layer: int) -> CacheStruct:
         """Raises ValueError."""
-        shape = self.data.shape[1:4]
-        at = address(self.data, "int8" if self.int8 else "float16", (None, *shape, BLOCK_TOKENS, self.dim), "cache")
+        inner = *self.data.shape[2:4], BLOCK_TOKENS
+        k, v = (
+            address(self.data[layer, half], "int8" if self.int8 else "float16", (*inner, self.dim), "cache") for half in (0, 1)
+        )
         tables = address(self.tables, "int32", (None, None), "tables")
-        half = self.data.strides[1]
-        k = Pointer((at.value or 0) + 2 * layer * half)
-        v = Pointer((k.value or 0) + half)
         struct = CacheStruct(k, v, tables=tables, table_width=self.tables.shape[1], kv_heads=self.kv_heads)
         if self.scales is not None:
-            scales = address(self.scales, "float16", (None, *shape, BLOCK_TOKENS), "scales")
-            struct.k_scales = Pointer((scales.value or 0) + 2 * layer * self.scales.strides[1])
-            struct.v_scales = Pointer((struct.k_scales or 0) + self.scales.strides[1])
+            struct.k_scales = address(self.scales[layer, 0], "float16", inner, "scales")
+            struct.v_scales = address(self.scales[layer, 1], "float16", inner, "scales")
         return struct

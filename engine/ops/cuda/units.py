@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from engine.ops.cuda import attention, embed, linear, qkv, rmsnorm, route, sample, silu_mul
+from engine.ops.cuda import attention, embed, linear, qkv, relay, rmsnorm, route, sample, silu_mul
 from engine.ops.cuda.compile import Unit
 from engine.ops.cuda.layout import FORMATS
 
@@ -15,3 +15,4 @@ def all_units() -> Iterator[Unit]:
     for form in FORMATS.values():
         yield linear.unit(form)
         yield embed.unit(form)
+        yield relay.unit(form)

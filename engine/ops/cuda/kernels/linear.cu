@@ -196,8 +196,8 @@ DEVICE void linear_tile(const LinearArgs& a) {
 
 #define ROWS_KERNEL(NT, RT, STAGES, BLOCKS) \
     KERNEL void __launch_bounds__(MAX_WARPS * 32, BLOCKS) linear_rows_##NT##_##RT(const __grid_constant__ LinearArgs a) { linear_rows<NT, RT, STAGES>(a); }
-ROWS_KERNEL(1, 1, 3, 4)
-ROWS_KERNEL(1, 2, 2, 3)
+ROWS_KERNEL(1, 1, 3, 3)
+ROWS_KERNEL(1, 2, 2, 2)
 ROWS_KERNEL(2, 2, 2, 2)
 ROWS_KERNEL(4, 2, 2, 1)
 ROWS_KERNEL(8, 2, 2, 1)
