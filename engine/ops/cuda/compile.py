@@ -20,7 +20,8 @@ from cuda.bindings import nvrtc
 
 KERNELS = Path(__file__).parent / "kernels"
 
-_OPTIONS = ("-std=c++17", "-default-device", "--ptxas-options=-v")
+_OPTIONS = ("-std=c++17", "-default-device", "-fmad=false", "--ptxas-options=-v")
+"""No fused multiply-add behind our back: whether one is made could differ between two rows of one kernel."""
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")

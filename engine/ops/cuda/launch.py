@@ -43,6 +43,11 @@ class Kernel:
             _ok(driver.cuFuncSetAttribute(self._function, attribute, size))
             self._shared = size
 
+    def resident(self, threads: int, shared: int) -> int:
+        """Blocks of this size that one multiprocessor holds at a time."""
+        found = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._function, threads, shared)
+        return max(1, int(_ok(found)))
+
     def launch(self, grid: Dim, threads: int, args: ctypes.Structure, stream: Any, shared: int = 0) -> None:
         """Queue on `stream`, free to start while the kernel before it there still runs (it waits itself)."""
         assert shared <= self._shared, f"{self.name}: {shared} bytes of shared memory were not allowed for"

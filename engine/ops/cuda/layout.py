@@ -98,6 +98,14 @@ class Format:
     def record_bytes(self) -> int:
         return self.d_at + _D_BYTES.get(self.scales, 0)
 
+    @property
+    def scale_tile_bytes(self) -> int:
+        """Scales of one 64-k tile as the kernels expand them in shared memory (weights.cuh)."""
+        if self.scales is Scales.NONE:
+            return 0
+        runs = 4 if self.scales in (Scales.SUPER16, Scales.SUPER16_MIN) else 2
+        return runs * 8 * (16 if self.scales in (Scales.DM32, Scales.SUPER32_MIN, Scales.SUPER16_MIN) else 8)
+
     def shape(self, rows: int, k: int) -> tuple[int, int, int]:
         """[row tiles, records along k, bytes] of a matrix [rows, k]."""
         return -(-rows // TILE_ROWS), -(-k // self.record_k), self.record_bytes

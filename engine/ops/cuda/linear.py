@@ -8,7 +8,7 @@ from typing import Any
 from engine.ops.cuda.compile import Unit
 from engine.ops.cuda.launch import Array, Kernels, Pointer, address, optional, rows_of
 from engine.ops.cuda.layout import Format
-from engine.ops.cuda.split import greatest_shared, launch_shape
+from engine.ops.cuda.split import TILE_KERNEL, LaunchShape, fewer_blocks, greatest_shared, launch_shape
 from engine.ops.cuda.weight import Weight, WeightsStruct
 
 
@@ -36,7 +36,7 @@ class LinearArgs(ctypes.Structure):
         ("m", ctypes.c_int32),
         ("ldx", ctypes.c_int32),
         ("ldy", ctypes.c_int32),
-        ("split", ctypes.c_int32),
+        ("segment", ctypes.c_int32),
         ("epilogue", ctypes.c_int32),
     )
 
@@ -69,6 +69,7 @@ class Linear:
         self._form = form
         self._limits = kernels.limits
         self._kernels = kernels.load(unit(form))
+        self._blocks: dict[tuple[str, int], int] = {}
         for name, shared in greatest_shared(form, kernels.limits).items():
             self._kernels[name].allow_shared(shared)
 
@@ -97,7 +98,7 @@ class Linear:
             raise ValueError(f"x: rows of {ldx} halves do not begin at multiples of 16 bytes")
         args = LinearArgs(
             w.struct, x_at, y_at, optional(bias, "float32", (w.rows,), "bias"),
-            m=m, ldx=ldx, ldy=ldy, split=w.split, epilogue=epilogue,
+            m=m, ldx=ldx, ldy=ldy, segment=w.segment, epilogue=epilogue,
         )  # fmt: skip
         if groups:
             args.items = address(groups.items, "int32", (None, 4), "items")
@@ -105,7 +106,16 @@ class Linear:
             args.x_rows = optional(groups.x_rows, "int32", (None,), "x_rows")
             args.y_rows = optional(groups.y_rows, "int32", (None,), "y_rows")
         shape = launch_shape(
-            self._form, w.tiles, w.split, m, self._limits, gated=w.gated,
+            self._form, w.tiles, w.segments, m, self._limits, gated=w.gated,
             items=int(groups.items.shape[0]) if groups else 0, rows_of_item=groups.rows_of_item if groups else 0,
         )  # fmt: skip
-        self._kernels[shape.kernel].launch(shape.grid, shape.threads, args, stream, shape.shared)
+        grid = shape.grid if shape.kernel == TILE_KERNEL else fewer_blocks(shape.grid, self._most_blocks(shape))
+        self._kernels[shape.kernel].launch(grid, shape.threads, args, stream, shape.shared)
+
+    def _most_blocks(self, shape: LaunchShape) -> int:
+        """Blocks of linear_rows that the device holds at a time: more would only wait."""
+        key = shape.kernel, shape.threads
+        if key not in self._blocks:
+            resident = self._kernels[shape.kernel].resident(shape.threads, shape.shared)
+            self._blocks[key] = resident * self._limits.multiprocessors
+        return self._blocks[key]

@@ -1,6 +1,6 @@
 """How k is cut into segments, and which kernel takes a product. Pure: the order of every sum is decided here.
 
-A row's bits depend on `split_of` alone, never on the number of rows: linear.cu sums each segment in order of k and adds the
+A row's bits depend on `segment_of` alone, never on the number of rows: linear.cu sums each segment in order of k and adds the
 segments in order, in every kernel.
 """
 
@@ -18,9 +18,6 @@ TILE_TOKENS = 64
 TILE_BLOCK_TILES = 8
 """Row tiles of a linear_tile block."""
 
-_X_STAGE_BYTES = 3 * TILE_TOKENS * 128
-_TOTALS_BYTES = 4 * 2 * 8 * 32 * 16
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -35,20 +32,19 @@ class Limits:
         return MAX_SPLIT if self.shared_bytes >= ROOMY_SHARED else SMALL_SPLIT
 
 
-def split_of(records: int, limits: Limits) -> int:
-    """Segments for a matrix of `records` along k: the fewest that keep the longest as short as the most can make it."""
-    longest = -(-records // limits.max_split)
-    return -(-records // longest)
+def segment_of(records: int, limits: Limits) -> int:
+    """Records in one segment of k (the last may have fewer): as few as the most segments allow."""
+    return -(-records // limits.max_split)
 
 
-def stage_bytes(form: Format) -> int:
-    """Bytes of one row tile in one stage of a ring (linear.cuh)."""
-    return form.record_bytes * (1 if form.record_bytes > 1280 else 2 if form.record_bytes > 640 else 4)
+def stage_records(form: Format) -> int:
+    """Records of one row tile in one stage of a ring (STAGE_RECORDS of linear.cuh)."""
+    return 1 if form.record_bytes > 1280 else 2 if form.record_bytes > 640 else 4
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """One launch of linear.cu."""
+    """One launch of linear.cu. The grid of a linear_rows kernel is the work there is: fewer blocks may go through it."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -69,7 +65,7 @@ def item_rows(m: int, experts_used: int, experts: int) -> int:
 
 
 def launch_shape(
-    form: Format, tiles: int, split: int, m: int, limits: Limits, *, gated: bool, items: int = 0, rows_of_item: int = 0
+    form: Format, tiles: int, segments: int, m: int, limits: Limits, *, gated: bool, items: int = 0, rows_of_item: int = 0
 ) -> LaunchShape:
     """The kernel for `m` rows (or for `items` work items of up to `rows_of_item` rows) over `tiles` row tiles."""
     if items:
@@ -83,16 +79,27 @@ def launch_shape(
             return LaunchShape(TILE_KERNEL, (blocks, columns, 1), 128, tile_shared(form))
     block_tiles = 1 if tokens == 1 and not gated else 2
     grid = -(-tiles // block_tiles), columns, 1
-    return LaunchShape(rows_kernel(tokens, block_tiles), grid, split * 32, rows_shared(form, block_tiles, split))
+    return LaunchShape(rows_kernel(tokens, block_tiles), grid, segments * 32, rows_shared(form, block_tiles, segments))
 
 
-def rows_shared(form: Format, block_tiles: int, split: int) -> int:
-    stages = 3 if block_tiles == 1 else 2
-    return split * stages * block_tiles * stage_bytes(form)
+def fewer_blocks(grid: tuple[int, int, int], resident: int) -> tuple[int, int, int]:
+    """A grid for the same work where each block goes through several row tiles, if there are more than are `resident`."""
+    groups, items, _ = grid
+    return min(groups, max(1, -(-resident // items))), items, 1
+
+
+def _warp_bytes(form: Format, row_tiles: int) -> int:
+    """Two stages of records, and one stage's expanded scales."""
+    records = stage_records(form)
+    return row_tiles * records * (2 * form.record_bytes + form.tiles * form.scale_tile_bytes)
+
+
+def rows_shared(form: Format, block_tiles: int, segments: int) -> int:
+    return segments * (_warp_bytes(form, block_tiles) + 2 * block_tiles * 640)
 
 
 def tile_shared(form: Format) -> int:
-    return _X_STAGE_BYTES + _TOTALS_BYTES + 4 * 2 * 2 * stage_bytes(form)
+    return 2 * TILE_TOKENS * 128 + 4 * (_warp_bytes(form, 2) + 2 * 8 * 512)
 
 
 def greatest_shared(form: Format, limits: Limits) -> dict[str, int]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from engine.gguf.quants import QuantType
 from engine.ops.cuda.launch import Array, Pointer, address
 from engine.ops.cuda.layout import FORMATS, Format, Numbers, greatest, lay, numbers
-from engine.ops.cuda.split import Limits, split_of
+from engine.ops.cuda.split import Limits, segment_of
 
 Raw = npt.NDArray[np.uint8]
 
@@ -48,7 +48,8 @@ class Weight:
     rows: int
     k: int
     gated: bool
-    split: int
+    segment: int
+    """Records in one segment of k."""
 
     @classmethod
     def of(
@@ -57,7 +58,7 @@ class Weight:
         """`records` [experts, row tiles, records, bytes] is checked against the shape it must have."""
         tiles, along_k, size = form.shape(rows, k)
         address(records, "uint8", (None, tiles * (2 if gated else 1), along_k, size), "records")
-        return cls(records, form, numbers, rows, k, gated, split_of(along_k, limits))
+        return cls(records, form, numbers, rows, k, gated, segment_of(along_k, limits))
 
     @property
     def struct(self) -> WeightsStruct:
@@ -70,6 +71,10 @@ class Weight:
     @property
     def k_padded(self) -> int:
         return int(self.records.shape[2]) * self.form.record_k
+
+    @property
+    def segments(self) -> int:
+        return -(-int(self.records.shape[2]) // self.segment)
 
     @property
     def tiles(self) -> int:

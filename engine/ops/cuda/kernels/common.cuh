@@ -52,13 +52,30 @@ DEVICE unsigned short float_to_half(float f) { return (unsigned short)pack_half2
 
 // c[16x8] += a[16x16] * b[16x8], f16 operands, f32 sums. The one product of every matrix kernel: its inner order of sums is
 // the hardware's and does not depend on the other columns, which is what row invariance rests on.
+// Volatile, as is load_ahead: a load stays behind the product whose operand it replaces and is not put off to its own use.
 DEVICE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+DEVICE uint4 load_ahead(const void* global) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(global));
+    return v;
+}
+
 // ---- shared memory and asynchronous copies ----
+
+DEVICE bool elect() {  // true in one lane of a converged warp, in a way that the compiler knows
+#if __CUDA_ARCH__ >= 900
+    unsigned chosen;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(chosen));
+    return chosen;
+#else
+    return (threadIdx.x & 31) == 0;
+#endif
+}
 
 DEVICE unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
@@ -93,25 +110,20 @@ struct Barrier {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
     }
-    // By all lanes of one warp, after they have agreed (__syncwarp) that the target is free. `bytes` is a multiple of 16.
-    DEVICE void load(unsigned target, const void* global, unsigned bytes) {
+    // N runs of `bytes` (a multiple of 16) each, by all lanes of one warp after they have agreed (__syncwarp) that the
+    // targets are free; completes one phase.
+    template <int N>
+    DEVICE void load(const unsigned (&targets)[N], const void* const (&global)[N], unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-        if ((threadIdx.x & 31) == 0)
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                         ::"r"(target), "l"(global), "r"(bytes), "r"(address) : "memory");
+        if (elect()) {
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address), "r"(bytes * N) : "memory");
+            UNROLL for (int i = 0; i < N; i++)
+                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                             ::"r"(targets[i]), "l"(global[i]), "r"(bytes), "r"(address) : "memory");
+        }
 #else
-        for (unsigned i = (threadIdx.x & 31) * 16; i < bytes; i += 512)
-            copy16_async(target + i, (const char*)global + i, true);
-#endif
-    }
-    DEVICE void expect(unsigned bytes) {  // before the loads of one phase
-#if __CUDA_ARCH__ >= 900
-        if ((threadIdx.x & 31) == 0)
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
-#endif
-    }
-    DEVICE void loads_done() {  // after the loads of one phase
-#if __CUDA_ARCH__ < 900
+        UNROLL for (int i = 0; i < N; i++)
+            for (unsigned at = (threadIdx.x & 31) * 16; at < bytes; at += 512) copy16_async(targets[i] + at, (const char*)global[i] + at, true);
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address) : "memory");
 #endif
     }
@@ -125,6 +137,15 @@ struct Barrier {
 #endif
     }
 };
+
+template <int N>
+DEVICE void init_barriers(unsigned address) {  // N of them, by the warp that will use them
+    if (elect()) {
+        UNROLL for (int i = 0; i < N; i++) Barrier{address + 8 * i}.init();
+        Barrier::fence_init();
+    }
+    __syncwarp();
+}
 
 // ---- programmatic dependent launch: every kernel waits before it reads what an earlier kernel wrote ----
 

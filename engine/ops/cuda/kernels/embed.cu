@@ -20,40 +20,45 @@ DEVICE uint4 row_of(const unsigned (&a)[2][4], bool high) {
     return high ? make_uint4(a[0][1], a[0][3], a[1][1], a[1][3]) : make_uint4(a[0][0], a[0][2], a[1][0], a[1][2]);
 }
 
-DEVICE void load_record(const Weights& w, long long tile, int record, unsigned char* target, Barrier barrier, unsigned parity) {
-    __syncwarp();
-    barrier.expect(RECORD_BYTES);
-    barrier.load(shared_address(target), w.data + (tile * w.records + record) * RECORD_BYTES, RECORD_BYTES);
-    barrier.loads_done();
-    barrier.wait(parity);
-}
+// One warp's place in shared memory: a record and its expanded scales.
+struct Place {
+    unsigned char* record;
+    unsigned char* scales;
+    Barrier barrier;
 
-DEVICE Barrier own_barrier(unsigned long long* barriers) {
-    Barrier barrier{shared_address(barriers + (threadIdx.x >> 5))};
-    if ((threadIdx.x & 31) == 0) barrier.init(), Barrier::fence_init();
-    __syncwarp();
-    return barrier;
-}
+    DEVICE Place(unsigned char* memory, unsigned long long* barriers) {
+        const int warp = threadIdx.x >> 5;
+        record = memory + warp * (RECORD_BYTES + RECORD_TILES * SCALE_TILE), scales = record + RECORD_BYTES;
+        barrier = {shared_address(barriers + warp)};
+        init_barriers<1>(barrier.address);
+    }
+    DEVICE void fill(const Weights& w, long long tile, int index, unsigned parity) {
+        __syncwarp();
+        const unsigned targets[1] = {shared_address(record)};
+        const void* const from[1] = {w.data + (tile * w.records + index) * RECORD_BYTES};
+        barrier.load(targets, from, RECORD_BYTES);
+        barrier.wait(parity);
+        expand_scales(scales, record, w, RECORD_TILES);
+        __syncwarp();
+    }
+};
 
 KERNEL void __launch_bounds__(WARPS * 32) embed(const __grid_constant__ EmbedArgs a) {
-    __shared__ __align__(128) unsigned char memory[WARPS][RECORD_BYTES];
+    __shared__ __align__(128) unsigned char memory[WARPS * (RECORD_BYTES + RECORD_TILES * SCALE_TILE)];
     __shared__ unsigned long long barriers[WARPS];
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     let_later_kernels_start();
     wait_for_earlier_kernels();
     const int token = a.tokens[blockIdx.x];
-    const Barrier barrier = own_barrier(barriers);
-    unsigned char* target = memory[warp];
+    Place place(memory, barriers);
     float* y = (float*)a.y + (long long)blockIdx.x * a.ldy;
     unsigned parity = 0;
     for (int r = warp; r < a.w.records; r += WARPS, parity ^= 1) {
-        load_record(a.w, token >> 4, r, target, barrier, parity);
-        const Record record = open_record(target, a.w);
+        place.fill(a.w, token >> 4, r, parity);
         for (int tile = 0; tile < RECORD_TILES; tile++) {
-            const Tile scales = open_tile(record, a.w, tile);
             UNROLL for (int h = 0; h < 2; h++) {
                 unsigned w[2][4];
-                unpack(w, record, a.w, scales, tile, h);
+                unpack(w, place.record, place.scales, a.w, tile, h);
                 const uint4 v = row_of(w, token & 8);
                 const int k = r * RECORD_K + tile * 64 + h * 32 + t * 8;
                 if (g != (token & 7)) continue;
@@ -67,21 +72,19 @@ KERNEL void __launch_bounds__(WARPS * 32) embed(const __grid_constant__ EmbedArg
 }
 
 KERNEL void __launch_bounds__(WARPS * 32) expand(const __grid_constant__ EmbedArgs a) {
-    __shared__ __align__(128) unsigned char memory[WARPS][RECORD_BYTES];
+    __shared__ __align__(128) unsigned char memory[WARPS * (RECORD_BYTES + RECORD_TILES * SCALE_TILE)];
     __shared__ unsigned long long barriers[WARPS];
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     let_later_kernels_start();
     wait_for_earlier_kernels();
     const int r = blockIdx.x * WARPS + warp;
     if (r >= a.w.records) return;
-    unsigned char* target = memory[warp];
-    load_record(a.w, blockIdx.y, r, target, own_barrier(barriers), 0);
-    const Record record = open_record(target, a.w);
+    Place place(memory, barriers);
+    place.fill(a.w, blockIdx.y, r, 0);
     for (int tile = 0; tile < RECORD_TILES; tile++) {
-        const Tile scales = open_tile(record, a.w, tile);
         UNROLL for (int h = 0; h < 2; h++) {
             unsigned w[2][4];
-            unpack(w, record, a.w, scales, tile, h);
+            unpack(w, place.record, place.scales, a.w, tile, h);
             const int k = r * RECORD_K + tile * 64 + h * 32 + t * 8;
             UNROLL for (int high = 0; high < 2; high++) {
                 const int row = blockIdx.y * 16 + high * 8 + g;

@@ -24,6 +24,10 @@
 
 constexpr int RECORD_TILES = FMT_TILES, RECORD_K = 64 * FMT_TILES, RECORD_BYTES = FMT_BYTES;
 constexpr bool WIDE_CODES = FMT_BITS == 8 || FMT_LEVELS;  // both rows of a lane at the same bit position
+// From a tile's codes to the next tile's: within a record, or from record to record where each is one tile.
+constexpr int LOW_TILE = FMT_BITS < 4 ? 256 : FMT_BITS < 8 ? 512 : FMT_BITS == 8 ? 1024 : FMT_BITS == 32 ? 4096 : 2048;
+constexpr int HIGH_TILE = FMT_BITS == 6 ? 256 : 128;
+constexpr int LOW_STRIDE = RECORD_TILES == 1 ? RECORD_BYTES : LOW_TILE, HIGH_STRIDE = RECORD_TILES == 1 ? RECORD_BYTES : HIGH_TILE;
 
 struct Weights {            // mirrored by linear.py; device address and the matrix's numbers
     const unsigned char* data;
@@ -34,97 +38,88 @@ struct Weights {            // mirrored by linear.py; device address and the mat
     long long expert_bytes;
 };
 
-// What a lane keeps of one record (its rows' d), of one 64-k tile (their scales as stored), and of one 32-k half.
-struct Record {
-    const unsigned char* base;  // in shared memory
-    unsigned da, db;
-};
-struct Tile { unsigned a, b, a1, b1; };
-struct Group { unsigned sa, oa, sb, ob; };
+// ---- scales ----
+// Once per record (or per stage of one-tile records) a warp turns the stored scales into what the tiles' lanes multiply by: for
+// every g of every run of 16 or 32 k an entry of row g and row g + 8: S, and O where the type has minima (else O is a constant
+// times S), each as a pair of equal halves. All lanes share the conversion, once; doing it where it is used took a quarter of
+// all instructions.
+constexpr int SUBGROUPS = FMT_SCALES == SCALES_SUPER16 || FMT_SCALES == SCALES_SUPER16_MIN ? 2 : 1;  // runs in 32 k
+constexpr bool MINIMA = FMT_SCALES == SCALES_DM32 || FMT_SCALES == SCALES_SUPER32_MIN || FMT_SCALES == SCALES_SUPER16_MIN;
+constexpr int ENTRY = MINIMA ? 16 : 8, SCALE_TILE = FMT_SCALES == SCALES_NONE ? 0 : 2 * SUBGROUPS * 8 * ENTRY;  // bytes; of a tile
 
-DEVICE unsigned word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-DEVICE unsigned word(const uint2& v, int i) { return i == 0 ? v.x : v.y; }
 template <class T>
 DEVICE T load(const unsigned char* p) { return *(const T*)p; }
+DEVICE unsigned word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+DEVICE unsigned word(const uint2& v, int i) { return i == 0 ? v.x : v.y; }
 DEVICE unsigned both(float f) { return pack_half2(f, f); }
 
-DEVICE Record open_record(const unsigned char* base, const Weights& w) {
-    Record r{base};
-    [[maybe_unused]] const int g = (threadIdx.x & 31) >> 2;
-    [[maybe_unused]] constexpr float HIGH = WIDE_CODES ? 1.f : 0.0625f;
-#if FMT_SCALES == SCALES_SUPER32_MIN || FMT_SCALES == SCALES_SUPER16_MIN
-    const unsigned dma = load<unsigned>(base + FMT_D_AT + g * 4), dmb = load<unsigned>(base + FMT_D_AT + g * 4 + 32);
-    // The minimum is met as a 256th of itself (a 4-bit one, in the high nibble, as a 16th): dmin stays a normal half.
-    const float down = -w.down * (FMT_SCALES == SCALES_SUPER16_MIN ? 16.f : 256.f);
-    r.da = pack_half2(low_float(dma) * w.up, high_float(dma) * down);
-    r.db = pack_half2(low_float(dmb) * (w.up * HIGH), high_float(dmb) * down);
-#elif FMT_SCALES == SCALES_SUPER16 || FMT_SCALES == SCALES_SUPER32
-    const float da = half_to_float(load<unsigned short>(base + FMT_D_AT + g * 2));
-    const float db = half_to_float(load<unsigned short>(base + FMT_D_AT + g * 2 + 16));
-    r.da = both(da * w.up), r.db = both(db * (w.up * HIGH));
-#endif
-    return r;
+// Half of entry number `entry`, that of row `row`: S alone, or the halves S (low) and O (high) of `so`.
+DEVICE void put_scale(unsigned char* to, int entry, int row, unsigned s) { *(unsigned*)(to + (entry * 8 + (row & 7)) * 8 + (row >> 3) * 4) = s; }
+DEVICE void put_pair(unsigned char* to, int entry, int row, unsigned so) {
+    *(uint2*)(to + (entry * 8 + (row & 7)) * 16 + (row >> 3) * 8) = make_uint2(low2(so), high2(so));
 }
 
-DEVICE Tile open_tile(const Record& r, const Weights& w, int tile) {
-    Tile s{};
-    [[maybe_unused]] const unsigned char* at = r.base + FMT_SCALES_AT;
-    [[maybe_unused]] const int g = (threadIdx.x & 31) >> 2;
-#if FMT_SCALES == SCALES_SUPER32_MIN || FMT_SCALES == SCALES_SUPER16_MIN || FMT_SCALES == SCALES_SUPER16
-    s.a = load<unsigned>(at + g * 16 + tile * 4), s.b = load<unsigned>(at + g * 16 + tile * 4 + 128);
-#elif FMT_SCALES == SCALES_SUPER32
-    s.a = load<unsigned short>(at + g * 8 + tile * 2), s.b = load<unsigned short>(at + g * 8 + tile * 2 + 64);
-#elif FMT_SCALES == SCALES_E32
-    s.a = load<unsigned short>(at + tile * 32 + g * 2), s.b = load<unsigned short>(at + tile * 32 + g * 2 + 16);
-#elif FMT_SCALES == SCALES_D32
-    s.a = hmul2(hmul2(load<unsigned>(at + tile * 64 + g * 4), w.factor0), w.factor1);
-    s.b = hmul2(hmul2(load<unsigned>(at + tile * 64 + g * 4 + 32), w.factor0), w.factor1_high);
-#elif FMT_SCALES == SCALES_DM32
-    const uint2 a = load<uint2>(at + tile * 128 + g * 8), b = load<uint2>(at + tile * 128 + g * 8 + 64);
-    s.a = hmul2(hmul2(a.x, w.factor0), w.factor1), s.b = hmul2(hmul2(b.x, w.factor0), w.factor1_high);
-    s.a1 = hmul2(hmul2(a.y, w.factor0), w.factor1), s.b1 = hmul2(hmul2(b.y, w.factor0), w.factor1_high);
-#endif
-    return s;
-}
-
-// Scale and offset of 32 k (half h of a tile) as half2 pairs of equal values.
-DEVICE Group group(const Record& r, const Weights& w, const Tile& s, int h) {
-    Group q{};
-    [[maybe_unused]] const int t = threadIdx.x & 3;
+// The entries of `tiles` tiles whose records begin at `records`, by one warp; a __syncwarp on either side is the caller's.
+DEVICE void expand_scales([[maybe_unused]] unsigned char* to, [[maybe_unused]] const unsigned char* records, [[maybe_unused]] const Weights& w, [[maybe_unused]] int tiles) {
+    const int row = threadIdx.x & 15, part = (threadIdx.x & 31) >> 4;
+    [[maybe_unused]] const bool high = row >= 8 && !WIDE_CODES;
     // Byte 0x64 above a byte v makes the half 1024 + v; byte 0x44 makes 4 + v / 256.
     [[maybe_unused]] constexpr unsigned MAGIC = 0x64646464u, MAGIC_MIN = 0x44644464u, ZERO_MIN = 0x44006400u;
+    [[maybe_unused]] constexpr float HIGH = 0.0625f;
+#if FMT_SCALES == SCALES_SUPER32_MIN || FMT_SCALES == SCALES_SUPER16_MIN
+    // A minimum is met as a 256th of itself (a 4-bit one, in the high nibble, as a 16th): dmin stays a normal half.
+    const unsigned stored = load<unsigned>(records + FMT_D_AT + row * 4);
+    const unsigned d = pack_half2(low_float(stored) * (high ? w.up * HIGH : w.up), high_float(stored) * (w.down * (FMT_SCALES == SCALES_SUPER16_MIN ? -16.f : -256.f)));
+    const uint2 bytes = load<uint2>(records + FMT_SCALES_AT + row * 16 + part * 8);
 #if FMT_SCALES == SCALES_SUPER32_MIN
-    const unsigned pick = h ? 0x5342 : 0x5140;
-    const unsigned pa = hmul2(hsub2(__byte_perm(s.a, MAGIC_MIN, pick), ZERO_MIN), r.da);
-    const unsigned pb = hmul2(hsub2(__byte_perm(s.b, MAGIC_MIN, pick), ZERO_MIN), r.db);
-    q.sa = low2(pa), q.oa = high2(pa), q.sb = low2(pb), q.ob = high2(pb);
-#elif FMT_SCALES == SCALES_SUPER16_MIN
-    const unsigned pick = 0x4040 + 0x0101 * (2 * h + (t >> 1));
-    const unsigned xa = __byte_perm(s.a, 0, pick), xb = __byte_perm(s.b, 0, pick);
-    const unsigned pa = hmul2(hsub2((xa & 0x00f0000fu) | ZERO_MIN, ZERO_MIN), r.da);
-    const unsigned pb = hmul2(hsub2((xb & 0x00f0000fu) | ZERO_MIN, ZERO_MIN), r.db);
-    q.sa = low2(pa), q.oa = high2(pa), q.sb = low2(pb), q.ob = high2(pb);
-#elif FMT_SCALES == SCALES_SUPER16 || FMT_SCALES == SCALES_SUPER32
-    const unsigned pick = 0x4040 + 0x0101 * (FMT_SCALES == SCALES_SUPER16 ? 2 * h + (t >> 1) : h);
-    constexpr unsigned ZERO = (0x6400u + FMT_SCALE_BIAS) * 0x10001u;
-    const unsigned sa = hsub2(__byte_perm(s.a, MAGIC, pick), ZERO), sb = hsub2(__byte_perm(s.b, MAGIC, pick), ZERO);
-    q.sa = hmul2(sa, r.da), q.sb = hmul2(sb, r.db);
-    q.oa = hmul2(q.sa, FMT_OFFSET_LOW), q.ob = hmul2(q.sb, FMT_OFFSET_HIGH);
-#elif FMT_SCALES == SCALES_D32
-    q.sa = h ? high2(s.a) : low2(s.a), q.sb = h ? high2(s.b) : low2(s.b);
-    q.oa = hmul2(q.sa, FMT_OFFSET_LOW), q.ob = hmul2(q.sb, FMT_OFFSET_HIGH);
-#elif FMT_SCALES == SCALES_DM32
-    const unsigned pa = h ? s.a1 : s.a, pb = h ? s.b1 : s.b;
-    q.sa = low2(pa), q.oa = high2(pa), q.sb = low2(pb), q.ob = high2(pb);
-#elif FMT_SCALES == SCALES_E32
-    const int ea = (int)(s.a >> 8 * h & 255) + w.exponent, eb = (int)(s.b >> 8 * h & 255) + w.exponent;
-    q.sa = (unsigned)max(min(ea, 30), 0) * 0x04000400u;  // under f16's range: a group of zeros
-    q.sb = (unsigned)max(min(eb, 30), 0) * 0x04000400u;
-    q.oa = hmul2(q.sa, FMT_OFFSET_LOW), q.ob = hmul2(q.sb, FMT_OFFSET_LOW);
+    UNROLL for (int i = 0; i < 4; i++) {
+        const unsigned so = hmul2(hsub2(__byte_perm(word(bytes, i >> 1), MAGIC_MIN, i & 1 ? 0x5342 : 0x5140), ZERO_MIN), d);
+        put_pair(to, part * 4 + i, row, so);
+    }
+#else
+    UNROLL for (int i = 0; i < 8; i++) {
+        const unsigned twice = __byte_perm(word(bytes, i >> 2), 0, 0x4040 + 0x0101 * (i & 3));
+        const unsigned so = hmul2(hsub2((twice & 0x00f0000fu) | ZERO_MIN, ZERO_MIN), d);
+        put_pair(to, part * 8 + i, row, so);
+    }
 #endif
-    return q;
+#elif FMT_SCALES == SCALES_SUPER16 || FMT_SCALES == SCALES_SUPER32
+    constexpr unsigned ZERO = (0x6400u + FMT_SCALE_BIAS) * 0x10001u;
+    const unsigned d = both(half_to_float(load<unsigned short>(records + FMT_D_AT + row * 2)) * (high ? w.up * HIGH : w.up));
+#if FMT_SCALES == SCALES_SUPER16
+    const uint2 bytes = load<uint2>(records + FMT_SCALES_AT + row * 16 + part * 8);
+#else
+    const uint2 bytes = make_uint2(load<unsigned>(records + FMT_SCALES_AT + row * 8 + part * 4), 0);
+#endif
+    UNROLL for (int i = 0; i < 4 * SUBGROUPS; i++) {
+        const unsigned code = __byte_perm(word(bytes, i >> 2), MAGIC, 0x4040 + 0x0101 * (i & 3));
+        put_scale(to, part * 4 * SUBGROUPS + i, row, hmul2(hsub2(code, ZERO), d));
+    }
+#elif FMT_SCALES != SCALES_NONE
+    for (int tile = part; tile < tiles; tile += 2) {
+        const unsigned char* at = records + tile * RECORD_BYTES + FMT_SCALES_AT;
+        [[maybe_unused]] const unsigned factor = high ? w.factor1_high : w.factor1;
+#if FMT_SCALES == SCALES_DM32
+        const uint2 pairs = load<uint2>(at + row * 8);
+        UNROLL for (int h = 0; h < 2; h++) {
+            const unsigned so = hmul2(hmul2(word(pairs, h), w.factor0), factor);
+            put_pair(to, tile * 2 + h, row, so);
+        }
+#else
+#if FMT_SCALES == SCALES_D32
+        const unsigned pair = hmul2(hmul2(load<unsigned>(at + row * 4), w.factor0), factor);
+        const unsigned s[2] = {low2(pair), high2(pair)};
+#else   // an exponent under f16's range is a group of zeros
+        const int pair = load<unsigned short>(at + row * 2);
+        const unsigned s[2] = {(unsigned)max(min((pair & 255) + w.exponent, 30), 0) * 0x04000400u, (unsigned)max(min((pair >> 8) + w.exponent, 30), 0) * 0x04000400u};
+#endif
+        UNROLL for (int h = 0; h < 2; h++) put_scale(to, tile * 2 + h, row, s[h]);
+#endif
+    }
+#endif
 }
 
+// ---- codes ----
 // F32 weights keep their precision (routers are F32): they go through the tensor cores as two halves, the rounded weight and
 // what the rounding left.
 constexpr int PARTS = FMT_BITS == 32 ? 2 : 1;
@@ -134,16 +129,17 @@ DEVICE unsigned pack_part(int part, float low, float high) {
     return part ? pack_half2(low - low_float(whole), high - high_float(whole)) : whole;
 }
 
-// The two k16 steps of half h: a[step][0..3] as mma wants them.
-DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const Tile& s, int tile, int h, [[maybe_unused]] int part = 0) {
+// The two k16 steps of half h of tile `tile`: a[step][0..3] as mma wants them. `records` as for expand_scales, `scales` its result.
+DEVICE void unpack(unsigned (&a)[2][4], const unsigned char* records, [[maybe_unused]] const unsigned char* scales, [[maybe_unused]] const Weights& w, int tile, int h, [[maybe_unused]] int part = 0) {
     const int lane = threadIdx.x & 31;
+    const unsigned char* low = records + tile * LOW_STRIDE;
 #if FMT_BITS == 16
-    const unsigned char* at = r.base + tile * 2048 + h * 1024 + lane * 16;
+    const unsigned char* at = low + h * 1024 + lane * 16;
     const uint4 x = load<uint4>(at), y = load<uint4>(at + 512);
     a[0][0] = x.x, a[0][2] = x.y, a[1][0] = x.z, a[1][2] = x.w;
     a[0][1] = y.x, a[0][3] = y.y, a[1][1] = y.z, a[1][3] = y.w;
 #elif FMT_BITS == 17
-    const unsigned char* at = r.base + tile * 2048 + h * 1024 + lane * 16;
+    const unsigned char* at = low + h * 1024 + lane * 16;
     const uint4 x = load<uint4>(at), y = load<uint4>(at + 512);
     UNROLL for (int i = 0; i < 4; i++) {
         const unsigned lo = word(x, i), hi = word(y, i);
@@ -152,21 +148,27 @@ DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const
     }
 #elif FMT_BITS == 32
     UNROLL for (int row = 0; row < 2; row++) UNROLL for (int step = 0; step < 2; step++) {
-        const uint4 x = load<uint4>(r.base + tile * 4096 + h * 2048 + row * 1024 + step * 512 + lane * 16);
+        const uint4 x = load<uint4>(low + h * 2048 + row * 1024 + step * 512 + lane * 16);
         a[step][row] = pack_part(part, __uint_as_float(x.x) * w.down, __uint_as_float(x.y) * w.down);
         a[step][row + 2] = pack_part(part, __uint_as_float(x.z) * w.down, __uint_as_float(x.w) * w.down);
     }
 #else
-    const Group q = group(r, w, s, h);
+    const unsigned char* entry = scales + tile * SCALE_TILE + ((h * SUBGROUPS + (SUBGROUPS == 2 ? (lane & 3) >> 1 : 0)) * 8 + (lane >> 2)) * ENTRY;
+#ifdef FMT_OFFSET_LOW
+    const uint2 s = load<uint2>(entry);
+    const uint4 q = make_uint4(s.x, hmul2(s.x, FMT_OFFSET_LOW), s.y, hmul2(s.y, FMT_OFFSET_HIGH));
+#else
+    const uint4 q = load<uint4>(entry);
+#endif
     unsigned u[2][4];  // codes as pairs of halves; [step][0]: row g, k 0-1; [1]: row g + 8; [2], [3]: the same, k 2-3
 #if FMT_BITS == 8
-    const uint4 x = load<uint4>(r.base + tile * 1024 + h * 512 + lane * 16);
+    const uint4 x = load<uint4>(low + h * 512 + lane * 16);
     UNROLL for (int step = 0; step < 2; step++) UNROLL for (int row = 0; row < 2; row++) {
         const unsigned v = word(x, step * 2 + row);
         u[step][row] = __byte_perm(v, 0, 0x4140), u[step][row + 2] = __byte_perm(v, 0, 0x4342);
     }
 #elif FMT_LEVELS
-    const uint2 x = load<uint2>(r.base + tile * 512 + lane * 16 + h * 8);
+    const uint2 x = load<uint2>(low + lane * 16 + h * 8);
     UNROLL for (int step = 0; step < 2; step++) {
         const unsigned v = word(x, step), low3 = v & 0x77777777u, side = ((v >> 1) & 0x44444444u) | 0x32103210u;
         UNROLL for (int row = 0; row < 2; row++) {  // eight levels a byte permute; the code's top bit picks the half
@@ -176,7 +178,7 @@ DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const
         }
     }
 #elif FMT_BITS >= 4
-    const uint2 x = load<uint2>(r.base + tile * 512 + lane * 16 + h * 8);
+    const uint2 x = load<uint2>(low + lane * 16 + h * 8);
     UNROLL for (int step = 0; step < 2; step++) {
         const unsigned v = word(x, step);
 #if FMT_ODD  // the code is 2u + 1
@@ -189,14 +191,14 @@ DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const
 #endif
     }
 #if FMT_BITS == 5
-    const unsigned high = load<unsigned>(r.base + FMT_HIGH_AT + tile * 128 + lane * 4);
+    const unsigned high = load<unsigned>(records + FMT_HIGH_AT + tile * HIGH_STRIDE + lane * 4);
     UNROLL for (int step = 0; step < 2; step++) UNROLL for (int q2 = 0; q2 < 2; q2++) {
         const int shift = 8 * h + 2 * step + q2 - 4;
         const unsigned v = shift < 0 ? high << -shift : high >> shift;
         u[step][q2 * 2] |= v & 0x00100010u, u[step][q2 * 2 + 1] |= v & 0x01000100u;
     }
 #elif FMT_BITS == 6
-    const unsigned high = load<unsigned>(r.base + FMT_HIGH_AT + tile * 256 + lane * 8 + h * 4);
+    const unsigned high = load<unsigned>(records + FMT_HIGH_AT + tile * HIGH_STRIDE + lane * 8 + h * 4);
     UNROLL for (int step = 0; step < 2; step++) UNROLL for (int q2 = 0; q2 < 2; q2++) {
         const int shift = 8 * step + 2 * q2 - 4;
         const unsigned v = shift < 0 ? high << -shift : high >> shift;
@@ -204,13 +206,13 @@ DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const
     }
 #endif
 #else  // 2 or 3 bits
-    const unsigned x = load<unsigned>(r.base + tile * 256 + lane * 8 + h * 4);
+    const unsigned x = load<unsigned>(low + lane * 8 + h * 4);
     UNROLL for (int step = 0; step < 2; step++) UNROLL for (int q2 = 0; q2 < 2; q2++) {
         const unsigned v = x >> (8 * step + 2 * q2);
         u[step][q2 * 2] = v & 0x00030003u, u[step][q2 * 2 + 1] = v & 0x00300030u;
     }
 #if FMT_BITS == 3
-    const unsigned high = load<unsigned>(r.base + FMT_HIGH_AT + tile * 128 + lane * 4);
+    const unsigned high = load<unsigned>(records + FMT_HIGH_AT + tile * HIGH_STRIDE + lane * 4);
     UNROLL for (int step = 0; step < 2; step++) UNROLL for (int q2 = 0; q2 < 2; q2++) {
         const int shift = 8 * h + 2 * step + q2 - 2;
         const unsigned v = shift < 0 ? high << -shift : high >> shift;
@@ -219,8 +221,8 @@ DEVICE void unpack(unsigned (&a)[2][4], const Record& r, const Weights& w, const
 #endif
 #endif
     UNROLL for (int step = 0; step < 2; step++) {
-        a[step][0] = hfma2(u[step][0], q.sa, q.oa), a[step][1] = hfma2(u[step][1], q.sb, q.ob);
-        a[step][2] = hfma2(u[step][2], q.sa, q.oa), a[step][3] = hfma2(u[step][3], q.sb, q.ob);
+        a[step][0] = hfma2(u[step][0], q.x, q.y), a[step][1] = hfma2(u[step][1], q.z, q.w);
+        a[step][2] = hfma2(u[step][2], q.x, q.y), a[step][3] = hfma2(u[step][3], q.z, q.w);
     }
 #endif
 }
