@@ -45,10 +45,16 @@ class DeviceMemory:
         _ok(driver.cuMemAddressFree(address, size))
 
 
-def array_at(address: int, shape: tuple[int, ...], dtype: Any, owner: object, strides: tuple[int, ...] | None = None) -> Any:
+def array_at(
+    address: int, shape: tuple[int, ...], dtype: Any, owner: object, strides: tuple[int, ...] | None = None
+) -> Any:
     """A cupy.ndarray over addresses that `owner` keeps reserved; what is not backed must not be touched."""
     itemsize = np.dtype(dtype).itemsize
-    size = math.prod(shape) * itemsize if strides is None else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    size = (
+        math.prod(shape) * itemsize
+        if strides is None
+        else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    )
     memory = cp.cuda.UnownedMemory(address, size + itemsize, owner)
     return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0), strides=strides)
 

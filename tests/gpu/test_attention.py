@@ -1,7 +1,9 @@
-"""qkv.cu, attention_decode.cu and attention_prefill.cu against the NumPy twin, over head dimensions, ratios, cache types.
+"""qkv.cu, attention_decode.cu and attention_prefill.cu against the NumPy twin, over head dimensions, ratios, cache
+types.
 
-The twin computes in float32 from the same cache. Ours rounds Q, and the probabilities, to f16: 2^-12 of a value on average
-a quarter of that, hence 1e-3 in the norm; what is stored must be the twin's to a last place (f16) or one step (int8).
+The twin computes in float32 from the same cache. Ours rounds Q, and the probabilities, to f16: 2^-12 of a value on
+average a quarter of that, hence 1e-3 in the norm; what is stored must be the twin's to a last place (f16) or one step
+(int8).
 """
 
 from typing import Any
@@ -27,10 +29,21 @@ def error(ours: Any, wanted: Any) -> float:
     return float(np.linalg.norm(ours.astype(np.float64) - wanted) / np.linalg.norm(wanted))
 
 
+def padded(rows: Any, places: list[int | None], fill: int) -> Any:
+    """The rows at `places`, `fill` where there is none."""
+    out = cp.full((len(places), *rows.shape[1:]), fill, rows.dtype)
+    for i, place in enumerate(places):
+        if place is not None:
+            out[i] = rows[place]
+    return out
+
+
 class Setting:
     """A cache of shuffled blocks, filled through qkv.cu and by the twin from the same numbers."""
 
-    def __init__(self, kernels: Any, shape: tuple[int, int, int], dtype: str, lengths: list[int], seed: int = 0) -> None:
+    def __init__(
+        self, kernels: Any, shape: tuple[int, int, int], dtype: str, lengths: list[int], seed: int = 0
+    ) -> None:
         self.heads, self.kv_heads, self.dim = shape
         self.rng = np.random.default_rng(seed)
         blocks = [-(-length // 64) for length in lengths]
@@ -106,7 +119,8 @@ def test_qkv(kernels: Any, stream: Any, shape: tuple[int, int, int], dtype: str)
 @pytest.mark.parametrize("dtype", ["f16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention(kernels: Any, stream: Any, shape: tuple[int, int, int], dtype: str) -> None:
-    """Lengths around tiles, blocks and runs; decode of the last rows; prefill whole, and in two chunks, to the same bits."""
+    """Lengths around tiles, blocks and runs; decode of the last rows; prefill whole, and in two chunks, to the same
+    bits."""
     lengths = [1, 63, 64, 65, 150, 300, 4500]
     setting = Setting(kernels, shape, dtype, lengths)
     q, _, rows = setting.fill(stream)
@@ -118,7 +132,11 @@ def test_attention(kernels: Any, stream: Any, shape: tuple[int, int, int], dtype
 
     room = Parts.allocate(16, setting.heads, setting.dim)
     last = cp.asarray(ends)
-    args = cp.ascontiguousarray(device_q[last]), cp.ascontiguousarray(positions[last]), cp.ascontiguousarray(sequences[last])
+    args = (
+        cp.ascontiguousarray(device_q[last]),
+        cp.ascontiguousarray(positions[last]),
+        cp.ascontiguousarray(sequences[last]),
+    )
     out = cp.full((len(lengths), width + 64), np.nan, cp.float16)
     attention.decode(args[0], out[:, :width], setting.cache, 1, args[1], args[2], room, stream)
     picked = Rows(rows.tokens[ends], rows.positions[ends], rows.sequences[ends], rows.spans, rows.tables)
@@ -128,27 +146,31 @@ def test_attention(kernels: Any, stream: Any, shape: tuple[int, int, int], dtype
         assert error(ours[i], wanted[i]) < CLOSE, length
 
     # The same rows in another order, with padding between and neighbours gone: the same bits.
-    order = cp.asarray(np.array([6, 2, 5]))
+    shuffled = [padded(a, [6, None, 2, 5, None], fill) for a, fill in zip(args, (0, -1, 0), strict=True)]
     again = cp.full((5, width), np.nan, cp.float16)
-    pick = lambda a, fill: cp.concatenate([a[order[:1]], cp.full_like(a[:1], fill), a[order[1:]], cp.full_like(a[:1], fill)])  # noqa: E731
-    attention.decode(pick(args[0], 0), again, setting.cache, 1, pick(args[1], -1), pick(args[2], 0), room, stream)
+    attention.decode(shuffled[0], again, setting.cache, 1, shuffled[1], shuffled[2], room, stream)
     again = cp.asnumpy(again)
     assert np.array_equal(again[[0, 2, 3]], ours[[6, 2, 5]])
     assert not again[[1, 4]].any()
 
     for index in (3, 5):
         begin, end = ends[index] - lengths[index] + 1, ends[index] + 1
-        chosen = Rows(rows.tokens[begin:end], rows.positions[begin:end], rows.sequences[begin:end], rows.spans, rows.tables)
+        chosen = Rows(
+            rows.tokens[begin:end], rows.positions[begin:end], rows.sequences[begin:end], rows.spans, rows.tables
+        )
         wanted = setting.wanted(q[begin:end].astype(np.float32), chosen)
         whole = cp.full((end - begin, width), np.nan, cp.float16)
-        attention.prefill(device_q[begin:end], whole, setting.cache, 1, positions[begin:end], sequences[begin:end], stream)
+        attention.prefill(
+            device_q[begin:end], whole, setting.cache, 1, positions[begin:end], sequences[begin:end], stream
+        )
         whole = cp.asnumpy(whole)
         assert error(whole, wanted) < CLOSE
         cut = 37
         chunk = cp.full((128, width), np.nan, cp.float16)
         count = min(128, end - begin - cut)
-        fill = lambda a, value: cp.concatenate([a[begin + cut : begin + cut + count], cp.full_like(a[: 128 - count], value)])  # noqa: E731, B023
-        attention.prefill(fill(device_q, 0), chunk, setting.cache, 1, fill(positions, -1), fill(sequences, 0), stream)
+        places = [*range(begin + cut, begin + cut + count), *[None] * (128 - count)]
+        parts = [padded(a, places, fill) for a, fill in ((device_q, 0), (positions, -1), (sequences, 0))]
+        attention.prefill(parts[0], chunk, setting.cache, 1, parts[1], parts[2], stream)
         chunk = cp.asnumpy(chunk)
         assert np.array_equal(chunk[:count], whole[cut : cut + count])
         assert np.isnan(chunk[count:]).all()

@@ -1,7 +1,8 @@
 """linear.cu, embed.cu against dequantised weights in float64, over every format, kernel, epilogue and awkward size.
 
-Tolerance: both operands are rounded to f16 (2^-12 of a value on average a quarter of that), so the relative error of a sum
-over k is about 3e-4 whatever k is; 6e-4 holds it with room and is far under any mistake of a code, scale or position.
+Tolerance: both operands are rounded to f16 (2^-12 of a value on average a quarter of that), so the relative error of
+a sum over k is about 3e-4 whatever k is; 6e-4 holds it with room and is far under any mistake of a code, scale or
+position.
 """
 
 from typing import Any
@@ -63,6 +64,7 @@ def test_against_float64_and_row_invariance(kernels: Any, stream: Any, quant: Qu
     linear = Linear(kernels, FORMATS[quant])
     small = QUANTS[quant].block_elements
     shapes = [(16, 256), (48, 2304), (200, 1024)] + ([(33, 96), (250, 1568)] if small <= 32 else [])
+    shapes += [(32 * kernels.limits.multiprocessors + 16, 512)] if quant in (QuantType.Q4_K, QuantType.Q5_1) else []
     for rows, k in shapes:
         raw, wanted = matrix(quant, rows, k)
         w = from_host([raw], quant, rows, k, kernels.limits)

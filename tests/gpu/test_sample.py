@@ -104,3 +104,27 @@ def test_logits_that_are_not_finite_are_told(kernels: Any, stream: Any) -> None:
     sampler(cp.asarray(logits), cp.arange(3, dtype=cp.int32), cp.zeros(3, cp.int32), drawn, stream)
     assert cp.asnumpy(drawn.tokens)[:2].tolist() == [-1, -1]
     assert int(drawn.tokens[2]) >= 0
+
+
+def test_rows_too_flat_for_the_pool(kernels: Any, stream: Any) -> None:
+    """More tokens are in question than are sorted in shared memory: the slow way gives the oracle's tokens too."""
+    vocab, rng = 60000, np.random.default_rng(11)
+    settings = [
+        Sampling(seed=1, top_p=0.6),
+        Sampling(seed=2, top_k=9000),
+        Sampling(seed=3, top_k=20000, top_p=0.5),
+        Sampling(seed=4, min_p=0.1),
+    ]
+    sampler, drawn = Sampler(kernels, 4, 4, vocab), Drawn.allocate(4)
+    for slot, sampling in enumerate(settings):
+        sampler.admit(slot, sampling, [], [], stream)
+    rows, missed = cp.arange(4, dtype=cp.int32), 0
+    for index in range(6):
+        logits = rng.standard_normal((4, vocab)).astype(np.float32) * 0.3
+        sampler(cp.asarray(logits), rows, cp.full(4, index, cp.int32), drawn, stream)
+        wanted = [
+            sample(row, SamplerState(sampling, [], []), index).token
+            for row, sampling in zip(logits, settings, strict=True)
+        ]
+        missed += int((cp.asnumpy(drawn.tokens) != wanted).sum())
+    assert missed <= 1

@@ -41,7 +41,10 @@ def test_silu_mul(kernels: Any, stream: Any, m: int, width: int) -> None:
     assert np.allclose(cp.asnumpy(y), reference.silu_mul(gate_up), rtol=2 * HALF, atol=1e-6)
 
 
-@pytest.mark.parametrize(("m", "experts", "used", "rows_of_item"), [(1, 8, 2, 8), (5, 128, 8, 8), (64, 128, 8, 8), (300, 512, 10, 64), (1000, 60, 4, 64)])
+@pytest.mark.parametrize(
+    ("m", "experts", "used", "rows_of_item"),
+    [(1, 8, 2, 8), (5, 128, 8, 8), (64, 128, 8, 8), (300, 512, 10, 64), (1000, 60, 4, 64)],
+)
 def test_route(kernels: Any, stream: Any, m: int, experts: int, used: int, rows_of_item: int) -> None:
     rng = np.random.default_rng(m)
     logits = rng.standard_normal((m, experts)).astype(np.float32) * 3

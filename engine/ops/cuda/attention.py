@@ -101,7 +101,15 @@ class Attention:
         self._dim, self._scale = dim, math.log2(math.e) / math.sqrt(dim)
 
     def decode(
-        self, q: Array, out: Array, cache: Cache, layer: int, positions: Array, sequences: Array, room: Parts, stream: Any
+        self,
+        q: Array,
+        out: Array,
+        cache: Cache,
+        layer: int,
+        positions: Array,
+        sequences: Array,
+        room: Parts,
+        stream: Any,
     ) -> None:
         """out f16 [m, >= heads * dim] for q f16 [m, heads * dim], each row over its own sequence. m up to MOST_ROWS.
 

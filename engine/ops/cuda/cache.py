@@ -1,4 +1,7 @@
-"""Keys and values on the device, paged as engine/kv_cache/storage.py has it: [layer][K | V][block][kv head][token][dim]."""
+"""Keys and values on the device, paged as engine/kv_cache/storage.py has it.
+
+Layout: [layer][K | V][block][kv head][token][dim].
+"""
 
 import ctypes
 from dataclasses import dataclass
@@ -47,7 +50,8 @@ class Cache:
         """Raises ValueError."""
         inner = *self.data.shape[2:4], BLOCK_TOKENS
         k, v = (
-            address(self.data[layer, half], "int8" if self.int8 else "float16", (*inner, self.dim), "cache") for half in (0, 1)
+            address(self.data[layer, half], "int8" if self.int8 else "float16", (*inner, self.dim), "cache")
+            for half in (0, 1)
         )
         tables = address(self.tables, "int32", (None, None), "tables")
         struct = CacheStruct(k, v, tables=tables, table_width=self.tables.shape[1], kv_heads=self.kv_heads)

@@ -1,8 +1,9 @@
 """The one place where CUDA C++ becomes machine code: NVRTC, a cache on disk, and a look at what came out.
 
-`compile_unit` needs no GPU. The key of the cache is the hash of the source and of every header beside it, the macros, the
-architecture and NVRTC's version. A kernel that spills registers or keeps a stack frame is refused: the driver would set
-memory aside for it on every multiprocessor at its first launch, out of the room that the plan has given away.
+`compile_unit` needs no GPU. The key of the cache is the hash of the source and of every header it includes, the
+macros, the architecture, the options and NVRTC's version. A kernel that spills registers or keeps a stack frame is
+refused: the driver would set memory aside for it on every multiprocessor at its first launch, out of the room that
+the plan has given away.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ KERNELS = Path(__file__).parent / "kernels"
 
 _OPTIONS = ("-std=c++17", "-default-device", "-fmad=false", "--ptxas-options=-v")
 """No fused multiply-add behind our back: whether one is made could differ between two rows of one kernel."""
+_INCLUDE = re.compile(r'^#include "([\w.]+)"', re.MULTILINE)
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -85,17 +87,19 @@ def compile_unit(unit: Unit, arch: int, cache_dir: Path | None = None) -> Compil
 
 
 @cache
-def _headers() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(KERNELS.glob("*.cuh")):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+def _sources(folder: Path, name: str) -> tuple[Path, ...]:
+    """A source and the headers of its own folder that it includes, at any depth."""
+    found = {folder / name}
+    for included in _INCLUDE.findall((folder / name).read_text(encoding="utf-8")):
+        found.update(_sources(folder, included))
+    return tuple(sorted(found))
 
 
 def _key(unit: Unit, arch: int) -> str:
-    source = hashlib.sha256((KERNELS / unit.source).read_bytes()).hexdigest()
-    parts = (unit.source, source, _headers(), unit.defines, arch, nvrtc_version(), _OPTIONS)
-    return f"{Path(unit.source).stem}-sm{arch}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}"
+    digest = hashlib.sha256(repr((unit, arch, nvrtc_version(), _OPTIONS)).encode())
+    for path in _sources(KERNELS, unit.source):
+        digest.update(path.name.encode() + path.read_bytes())
+    return f"{Path(unit.source).stem}-sm{arch}-{digest.hexdigest()[:24]}"
 
 
 def _compile(unit: Unit, arch: int) -> Compiled:
@@ -104,7 +108,9 @@ def _compile(unit: Unit, arch: int) -> Compiled:
     program = _result(nvrtc.nvrtcCreateProgram(path.read_bytes(), str(path).encode(), 0, None, None))
     try:
         (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace").rstrip("\0")
+        log = (
+            _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace").rstrip("\0")
+        )
         if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"{unit.source} {dict(unit.defines)} for sm_{arch}:\n{log}")
         compiled = Compiled(_text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), _resources(log))

@@ -39,7 +39,11 @@ class Embed:
         assert table.form is self._form
         m = int(tokens.shape[0])
         args = EmbedArgs(
-            table.struct, address(tokens, "int32", (m,), "tokens"), address(y, "float32", (m, table.k), "y"), table.k, table.k
+            table.struct,
+            address(tokens, "int32", (m,), "tokens"),
+            address(y, "float32", (m, table.k), "y"),
+            table.k,
+            table.k,
         )
         self._kernels["embed"].launch((m, 1, 1), _WARPS * 32, args, stream)
 

@@ -1,7 +1,8 @@
 """The integers inside GGUF blocks, taken apart and put together again without losing a bit.
 
-`split` gives unsigned codes and the scales as stored; `join` is its exact inverse. Codes are numbered so that a weight is
-scale * (code - bias), or scale * level[code], with the constants of layout.FORMATS. Block formats: engine/gguf.
+`split` gives unsigned codes and the scales as stored; `join` is its exact inverse. Codes are numbered so that a
+weight is scale * (code - bias), or scale * level[code], with the constants of layout.FORMATS. Block formats:
+engine/gguf.
 """
 
 from collections.abc import Callable
@@ -46,6 +47,12 @@ def join(fields: Fields, quant: QuantType) -> Bytes:
     return blocks.view(np.uint8).reshape(-1)
 
 
+def ored(values: Array, axis: int) -> Array:
+    """All along `axis` joined by or."""
+    reduce: Callable[..., Array] = np.bitwise_or.reduce
+    return reduce(values, axis=axis)
+
+
 def _half(values: Array) -> Halves:
     return np.ascontiguousarray(values).view(np.uint16)
 
@@ -72,8 +79,7 @@ def _bits(packed: Array) -> Array:
 
 
 def _pack_bits(planes: Array) -> Array:
-    packed: Array = np.bitwise_or.reduce(planes << np.arange(8, dtype=np.uint8)[:, None], axis=1)
-    return packed
+    return ored(planes << np.arange(8, dtype=np.uint8)[:, None], axis=1)
 
 
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
@@ -85,22 +91,21 @@ def _bit_pairs(packed: Array, run: int = 32) -> Array:
 
 
 def _pack_bit_pairs(pairs: Array) -> Array:
-    packed: Array = np.bitwise_or.reduce(pairs << _PAIRS, axis=2).reshape(len(pairs), -1)
-    return packed
+    return ored(pairs << _PAIRS, axis=2).reshape(len(pairs), -1)
 
 
 # Blocks of 32
 
 
 def _split_nibbles(blocks: Array) -> Fields:
-    names = blocks.dtype.names
+    names = blocks.dtype.names or ()
     d = blocks["e"].copy() if "e" in names else _half(blocks["d"])
     return Fields(nibbles(blocks["qs"]).reshape(-1, 32), d, _half(blocks["m"]) if "m" in names else None)
 
 
 def _join_nibbles(fields: Fields, blocks: Array) -> None:
     blocks["qs"] = _pack_nibbles(fields.codes.reshape(-1, 2, 16) & 15)
-    if "e" in blocks.dtype.names:
+    if "e" in (blocks.dtype.names or ()):
         blocks["e"] = fields.d
     else:
         blocks["d"] = fields.d.view(np.float16)
@@ -111,7 +116,8 @@ def _join_nibbles(fields: Fields, blocks: Array) -> None:
 def _split_five(blocks: Array) -> Fields:
     low = _split_nibbles(blocks)
     fifth = np.unpackbits(blocks["qh"], axis=1, bitorder="little")
-    return Fields(low.codes | fifth << 4, low.d, low.dmin)
+    codes: Array = low.codes | fifth << 4
+    return Fields(codes, low.d, low.dmin)
 
 
 def _join_five(fields: Fields, blocks: Array) -> None:
@@ -120,7 +126,8 @@ def _join_five(fields: Fields, blocks: Array) -> None:
 
 
 def _split_q8_0(blocks: Array) -> Fields:
-    return Fields(np.ascontiguousarray(blocks["qs"]).view(np.uint8) ^ 0x80, _half(blocks["d"]))
+    codes: Array = np.ascontiguousarray(blocks["qs"]).view(np.uint8) ^ np.uint8(0x80)
+    return Fields(codes, _half(blocks["d"]))
 
 
 def _join_q8_0(fields: Fields, blocks: Array) -> None:
@@ -156,7 +163,7 @@ def _join_q3_k(fields: Fields, blocks: Array) -> None:
     blocks["qs"] = _pack_bit_pairs((codes & 3).reshape(-1, 2, 4, 32))
     blocks["hmask"] = _pack_bits(codes >> 2)
     blocks["scales"][:, :8] = _pack_nibbles((fields.scales & 15).reshape(-1, 2, 8))
-    blocks["scales"][:, 8:] = np.bitwise_or.reduce((fields.scales >> 4).reshape(-1, 4, 4) << _PAIRS, axis=1)
+    blocks["scales"][:, 8:] = ored((fields.scales >> 4).reshape(-1, 4, 4) << _PAIRS, axis=1)
     blocks["d"] = fields.d.view(np.float16)
 
 
@@ -182,7 +189,7 @@ def _join_q4_k(fields: Fields, blocks: Array) -> None:
 
 def _split_q5_k(blocks: Array) -> Fields:
     low = _split_q4_k(blocks)
-    codes = low.codes | _bits(blocks["qh"]).reshape(-1, 256) << 4
+    codes: Array = low.codes | _bits(blocks["qh"]).reshape(-1, 256) << 4
     return Fields(codes, low.d, low.dmin, low.scales, low.minima)
 
 
@@ -194,7 +201,7 @@ def _join_q5_k(fields: Fields, blocks: Array) -> None:
 def _split_q6_k(blocks: Array) -> Fields:
     low = nibbles(blocks["ql"].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     codes = low | _bit_pairs(blocks["qh"]) << 4
-    scales = np.ascontiguousarray(blocks["scales"]).view(np.uint8) ^ 0x80
+    scales: Array = np.ascontiguousarray(blocks["scales"]).view(np.uint8) ^ np.uint8(0x80)
     return Fields(codes.reshape(-1, 256), _half(blocks["d"]), scales=scales)
 
 
@@ -218,7 +225,7 @@ def _join_iq4_xs(fields: Fields, blocks: Array) -> None:
     blocks["qs"] = _pack_nibbles(fields.codes.reshape(-1, 8, 2, 16)).reshape(-1, 128)
     blocks["scales_l"] = _pack_in_turn(fields.scales & 15)
     high = (fields.scales >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16)
-    blocks["scales_h"] = np.bitwise_or.reduce(high, axis=1)
+    blocks["scales_h"] = ored(high, axis=1)
     blocks["d"] = fields.d.view(np.float16)
 
 
@@ -246,8 +253,7 @@ class Lattice:
 
     @staticmethod
     def _key(points: Array, shifts: Array) -> Array:
-        key: Array = np.bitwise_or.reduce(points.astype(np.uint32) << shifts, axis=-1)
-        return key
+        return ored(points.astype(np.uint32) << shifts, axis=-1)
 
     def find(self, points: Array) -> Halves:
         """Index of each point [..., n]."""
@@ -268,8 +274,7 @@ def _minus(numbers: Array) -> Array:
 
 
 def _sign_number(minus: Array) -> Array:
-    number: Array = np.bitwise_or.reduce(minus[..., :7].astype(np.uint16) << np.arange(7, dtype=np.uint16), axis=-1)
-    return number
+    return ored(minus[..., :7].astype(np.uint16) << np.arange(7, dtype=np.uint16), axis=-1)
 
 
 def _split_iq3_s(blocks: Array) -> Fields:
@@ -305,7 +310,7 @@ def _join_iq3_xxs(fields: Fields, blocks: Array) -> None:
     assert fields.scales is not None
     blocks["qs"] = lattice(QuantType.IQ3_XXS).find((fields.codes & 7).reshape(-1, 64, 4))
     signs = _sign_number(fields.codes.reshape(-1, 8, 4, 8) >> 3).astype(np.uint32) << _SIGN_SHIFTS
-    blocks["signs_and_scales"] = np.bitwise_or.reduce(signs, axis=2) | (fields.scales >> 1).astype(np.uint32) << 28
+    blocks["signs_and_scales"] = ored(signs, axis=2) | (fields.scales >> 1).astype(np.uint32) << 28
     blocks["d"] = fields.d.view(np.float16)
 
 

@@ -1,7 +1,7 @@
 """Machine code on a device: loading modules, checking what a wrapper is given, launching.
 
-Every kernel takes one argument, a C struct by value, mirrored by a ctypes.Structure here: widths cannot go wrong, and the
-struct's size is compiled into the kernel as ARGS_BYTES, where a static_assert holds it against the C side.
+Every kernel takes one argument, a C struct by value, mirrored by a ctypes.Structure here: widths cannot go wrong, and
+the struct's size is compiled into the kernel as ARGS_BYTES, where a static_assert holds it against the C side.
 """
 
 import ctypes
@@ -69,7 +69,8 @@ class Kernels:
         major, minor = (int(cp.cuda.Device(device).compute_capability[i:j]) for i, j in ((0, -1), (-1, None)))
         self.arch = major * 10 + minor
         attributes = cp.cuda.Device(device).attributes
-        self.limits = Limits(int(attributes["MultiProcessorCount"]), int(attributes["MaxSharedMemoryPerBlockOptin"]))
+        names = "MultiProcessorCount", "MaxSharedMemoryPerBlockOptin", "MaxSharedMemoryPerMultiprocessor"
+        self.limits = Limits(*(int(attributes[name]) for name in names))
         self._modules: dict[Unit, dict[str, Kernel]] = {}
         self._frozen = False
 
@@ -83,7 +84,8 @@ class Kernels:
                 cp.cuda.runtime.free(0)  # the primary context exists and is current
                 module = _ok(driver.cuModuleLoadData(compiled.cubin))
                 self._modules[unit] = {
-                    name: Kernel(name, _ok(driver.cuModuleGetFunction(module, name.encode()))) for name in compiled.kernels
+                    name: Kernel(name, _ok(driver.cuModuleGetFunction(module, name.encode())))
+                    for name in compiled.kernels
                 }
         return self._modules[unit]
 

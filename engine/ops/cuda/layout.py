@@ -1,13 +1,14 @@
 """Weights as the CUDA kernels read them: the byte map of every quantisation, the way there and the bit-exact way back.
 
-A matrix [rows, k] becomes records of 16 rows by 64 k (types with blocks of 32, plain floats) or 256 k (K and IQ types),
-[row tiles, records along k, record bytes], so that one record is one aligned run of memory. In a record lie, each for all
-its 64-k tiles: the codes in the order in which the lanes of a warp feed them to mma.m16n8k16, their high bits where a code
-has 3, 5 or 6, the group scales row by row, and the block's float16 d (and dmin). Scales of six bits become bytes; nothing is
-rounded. Within a tile, lane 4g + t holds rows g and g + 8 and of each 32 k the eight from 8t on; weights.cuh reads it.
+A matrix [rows, k] becomes records of 16 rows by 64 k (types with blocks of 32, plain floats) or 256 k (K and IQ
+types), [row tiles, records along k, record bytes], so that one record is one aligned run of memory. In a record lie,
+each for all its 64-k tiles: the codes in the order in which the lanes of a warp feed them to mma.m16n8k16, their high
+bits where a code has 3, 5 or 6, the group scales row by row, and the block's float16 d (and dmin). Scales of six bits
+become bytes; nothing is rounded. Within a tile, lane 4g + t holds rows g and g + 8 and of each 32 k the eight from 8t
+on; weights.cuh reads it.
 
-Rows are padded to 16 and k to whole records with zero scales, that is with zero weights. NumPy only: this is the twin of the
-device's relay kernel.
+Rows are padded to 16 and k to whole records with zero scales, that is with zero weights. NumPy only: this is the twin
+of the device's relay kernel.
 """
 
 import math
@@ -52,7 +53,8 @@ _D_BYTES = {Scales.SUPER32: 32, Scales.SUPER16: 32, Scales.SUPER32_MIN: 64, Scal
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One quantisation type on the device: weight = constant * d * (scale - scale_bias) * (code - bias), less minimum."""
+    """One quantisation type on the device: weight = constant * d * (scale - scale_bias) * (code - bias), less
+    minimum."""
 
     quant: QuantType
     bits: int
@@ -84,7 +86,9 @@ class Format:
     @property
     def high_at(self) -> int:
         """Where the second plane of codes begins."""
-        return self.tiles * {2: 256, 3: 256, 4: 512, 5: 512, 6: 512, 8: 1024, F16: 2048, BF16: 2048, F32: 4096}[self.bits]
+        return (
+            self.tiles * {2: 256, 3: 256, 4: 512, 5: 512, 6: 512, 8: 1024, F16: 2048, BF16: 2048, F32: 4096}[self.bits]
+        )
 
     @property
     def scales_at(self) -> int:
@@ -237,7 +241,7 @@ def greatest(raw: Bytes, quant: QuantType) -> tuple[float, float]:
         return float(np.abs(blocks).max()), 0.0
     if form.scales is Scales.E32:
         return float(blocks["e"].max()), 0.0
-    names = blocks.dtype.names
+    names = blocks.dtype.names or ()
     minimum = next((float(np.abs(blocks[n]).max()) * (form.scale_limit) for n in ("dmin", "m") if n in names), 0.0)
     return float(np.abs(blocks["d"]).max()), minimum
 
@@ -300,7 +304,7 @@ def _put_codes(out: Bytes, form: Format, lanes: Array) -> None:
         return
     for at, first, bits, places, axes in _planes(form):
         values = (lanes >> first & (1 << bits) - 1).astype(np.uint32) << places
-        words = np.bitwise_or.reduce(values.reshape(*values.shape[: 7 - axes], -1), axis=-1)
+        words = block_fields.ored(values.reshape(*values.shape[: 7 - axes], -1), axis=-1)
         plane = _split_tiles(words.view(np.uint8), form)
         _region(out, form, at, plane.shape[-1])[:] = plane
 
@@ -358,7 +362,9 @@ def _take_scales(records: Bytes, form: Format, codes: Bytes, rows: int, k: int) 
         return np.ascontiguousarray(v).reshape(rows * blocks, *values.shape[4:])
 
     head = (*records.shape[:2], TILE_ROWS, 1 if form.scales in _D_BYTES else 2)
-    at, size = (form.d_at, _D_BYTES[form.scales]) if form.scales in _D_BYTES else (form.scales_at, _SCALE_BYTES[form.scales])
+    at, size = form.scales_at, _SCALE_BYTES[form.scales]
+    if form.scales in _D_BYTES:
+        at, size = form.d_at, _D_BYTES[form.scales]
     stored = np.ascontiguousarray(records[..., at : at + size])
     d = by_block((stored if form.scales is Scales.E32 else stored.view(np.uint16)).reshape(*head, -1))
     fields = [np.ascontiguousarray(d[:, i]) for i in range(d.shape[1])]
@@ -368,7 +374,7 @@ def _take_scales(records: Bytes, form: Format, codes: Bytes, rows: int, k: int) 
         pairs = 2 if form.scales is Scales.SUPER32_MIN else 1
         grouped = by_block(taken.reshape(*head, -1, pairs))
         scales = [np.ascontiguousarray(grouped[..., i]) for i in range(pairs)]
-    return Fields(codes, fields[0], *fields[1:2] or [None], *scales)
+    return Fields(codes, fields[0], fields[1] if len(fields) > 1 else None, *scales)
 
 
 def _lay_floats(weights: Array) -> Bytes:

@@ -8,7 +8,14 @@ from typing import Any
 from engine.ops.cuda.compile import Unit
 from engine.ops.cuda.launch import Array, Kernels, Pointer, address, optional, rows_of
 from engine.ops.cuda.layout import Format
-from engine.ops.cuda.split import TILE_KERNEL, LaunchShape, fewer_blocks, greatest_shared, launch_shape
+from engine.ops.cuda.split import (
+    TILE_KERNEL,
+    LaunchShape,
+    balancing_shared,
+    fewer_blocks,
+    greatest_shared,
+    launch_shape,
+)
 from engine.ops.cuda.weight import Weight, WeightsStruct
 
 
@@ -69,9 +76,9 @@ class Linear:
         self._form = form
         self._limits = kernels.limits
         self._kernels = kernels.load(unit(form))
-        self._blocks: dict[tuple[str, int], int] = {}
+        self._residents: dict[tuple[str, int], int] = {}
         for name, shared in greatest_shared(form, kernels.limits).items():
-            self._kernels[name].allow_shared(shared)
+            self._kernels[name].allow_shared(max(shared, kernels.limits.multiprocessor_shared_bytes // 2))
 
     def __call__(
         self,
@@ -109,13 +116,15 @@ class Linear:
             self._form, w.tiles, w.segments, m, self._limits, gated=w.gated,
             items=int(groups.items.shape[0]) if groups else 0, rows_of_item=groups.rows_of_item if groups else 0,
         )  # fmt: skip
-        grid = shape.grid if shape.kernel == TILE_KERNEL else fewer_blocks(shape.grid, self._most_blocks(shape))
-        self._kernels[shape.kernel].launch(grid, shape.threads, args, stream, shape.shared)
+        resident, grid = self._resident(shape), shape.grid
+        if shape.kernel != TILE_KERNEL:
+            grid = fewer_blocks(grid, resident * self._limits.multiprocessors)
+        shared = max(shape.shared, balancing_shared(grid[0] * grid[1], resident, self._limits))
+        self._kernels[shape.kernel].launch(grid, shape.threads, args, stream, shared)
 
-    def _most_blocks(self, shape: LaunchShape) -> int:
-        """Blocks of linear_rows that the device holds at a time: more would only wait."""
+    def _resident(self, shape: LaunchShape) -> int:
+        """Blocks of this launch that one multiprocessor holds at a time; asked of the driver once."""
         key = shape.kernel, shape.threads
-        if key not in self._blocks:
-            resident = self._kernels[shape.kernel].resident(shape.threads, shape.shared)
-            self._blocks[key] = resident * self._limits.multiprocessors
-        return self._blocks[key]
+        if key not in self._residents:
+            self._residents[key] = self._kernels[shape.kernel].resident(shape.threads, shape.shared)
+        return self._residents[key]

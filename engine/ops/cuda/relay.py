@@ -72,12 +72,21 @@ class Relay:
         self._points = cp.asarray(lattice(form.quant).points) if has_points else None
 
     def __call__(
-        self, raw: Array, records: Array, rows: int, k: int, extremes: Extremes, stream: Any, *, member: int = 0, members: int = 1
+        self,
+        raw: Array,
+        records: Array,
+        rows: int,
+        k: int,
+        extremes: Extremes,
+        stream: Any,
+        *,
+        member: int = 0,
+        members: int = 1,
     ) -> None:
         """`raw` uint8 [nbytes], GGUF matrices [experts, rows, k], into `records` [experts, row tiles, records, bytes].
 
-        Of `members` matrices whose row tiles alternate (gate and up), `raw` is number `member`. A part of a matrix may be
-        given, with the records of its row tiles, if its rows are a multiple of 16. Raises ValueError.
+        Of `members` matrices whose row tiles alternate (gate and up), `raw` is number `member`. A part of a matrix
+        may be given, with the records of its row tiles, if its rows are a multiple of 16. Raises ValueError.
         """
         tiles, along_k, size = self._form.shape(rows, k)
         experts = int(records.shape[0])

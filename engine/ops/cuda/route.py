@@ -42,7 +42,8 @@ UNIT = Unit.of("route.cu", {"ARGS_BYTES": ctypes.sizeof(RouteArgs)})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """Room for the routing of `m` rows; int32 but the shares. Made once for each number of rows, reused by every layer."""
+    """Room for the routing of `m` rows; int32 but the shares. Made once for each number of rows, reused by every
+    layer."""
 
     chosen: Array
     """[m, used]; -1 for padding"""
@@ -60,9 +61,10 @@ class Routing:
     def allocate(cls, m: int, used: int, experts: int, rows_of_item: int) -> Self:
         pairs = m * used
         most = min(pairs, experts + pairs // rows_of_item)
-        shapes = (m, used), (most, 4), (1,), (pairs,), (pairs,)
-        chosen, *rest = (cp.zeros(shape, cp.int32) for shape in shapes)
-        return cls(chosen, cp.zeros((m, used), cp.float32), *rest, rows_of_item)
+        chosen, items, item_count, tokens, places = (
+            cp.zeros(shape, cp.int32) for shape in ((m, used), (most, 4), (1,), (pairs,), (pairs,))
+        )
+        return cls(chosen, cp.zeros((m, used), cp.float32), items, item_count, tokens, places, rows_of_item)
 
     @property
     def into(self) -> Groups:

@@ -44,8 +44,8 @@ class SampleArgs(ctypes.Structure):
 
     _fields_ = (
         *((name, Pointer) for name in (
-            "logits", "adjusted", "slots", "counts", "bias_tokens", "bias_values", "slices", "scores", "rows", "indices",
-            "last_tokens", "tokens", "logprobs", "top_tokens", "top_logprobs",
+            "logits", "adjusted", "slots", "counts", "bias_tokens", "bias_values", "slices", "scores", "rows",
+            "indices", "last_tokens", "tokens", "logprobs", "top_tokens", "top_logprobs",
         )),
         ("vocab", ctypes.c_int32),
         ("slice_count", ctypes.c_int32),
@@ -121,16 +121,19 @@ class Sampler:
     def __call__(self, logits: Array, rows: Array, indices: Array, drawn: Drawn, stream: Any) -> None:
         """One token for each row of logits f32 [m, vocab] into `drawn` and `last_tokens`.
 
-        rows int32 [m]: slot of each row, -1 for padding; indices int32 [m]: index of the token drawn. Raises ValueError.
+        rows int32 [m]: slot of each row, -1 for padding; indices int32 [m]: index of the token drawn. Raises
+        ValueError.
         """
         m = int(logits.shape[0])
-        at = address
+        state = (
+            self._adjusted, self._slots, self._counts, self._bias_tokens, self._bias_values, self._slice_bests,
+            self._scores,
+        )  # fmt: skip
+        results = drawn.tokens, drawn.logprobs, drawn.top_tokens, drawn.top_logprobs
         args = SampleArgs(
-            at(logits, "float32", (m, self._vocab), "logits"), *(Pointer(a.data.ptr) for a in (
-                self._adjusted, self._slots, self._counts, self._bias_tokens, self._bias_values, self._slice_bests, self._scores,
-            )),
-            at(rows, "int32", (m,), "rows"), at(indices, "int32", (m,), "indices"), Pointer(self.last_tokens.data.ptr),
-            *(Pointer(a.data.ptr) for a in (drawn.tokens, drawn.logprobs, drawn.top_tokens, drawn.top_logprobs)),
+            address(logits, "float32", (m, self._vocab), "logits"), *(Pointer(array.data.ptr) for array in state),
+            address(rows, "int32", (m,), "rows"), address(indices, "int32", (m,), "indices"),
+            Pointer(self.last_tokens.data.ptr), *(Pointer(array.data.ptr) for array in results),
             self._vocab, self._slices,
         )  # fmt: skip
         if m > min(len(self._adjusted), len(drawn.tokens)):

@@ -1,7 +1,7 @@
 """How k is cut into segments, and which kernel takes a product. Pure: the order of every sum is decided here.
 
-A row's bits depend on `segment_of` alone, never on the number of rows: linear.cu sums each segment in order of k and adds the
-segments in order, in every kernel.
+A row's bits depend on `segment_of` alone, never on the number of rows: linear.cu sums each segment in order of k and
+adds the segments in order, in every kernel.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ class Limits:
     multiprocessors: int
     shared_bytes: int
     """Shared memory of one block, at most."""
+    multiprocessor_shared_bytes: int
 
     @property
     def max_split(self) -> int:
@@ -44,7 +45,8 @@ def stage_records(form: Format) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """One launch of linear.cu. The grid of a linear_rows kernel is the work there is: fewer blocks may go through it."""
+    """One launch of linear.cu. The grid of a linear_rows kernel is the work there is: fewer blocks may go through
+    it."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -65,7 +67,15 @@ def item_rows(m: int, experts_used: int, experts: int) -> int:
 
 
 def launch_shape(
-    form: Format, tiles: int, segments: int, m: int, limits: Limits, *, gated: bool, items: int = 0, rows_of_item: int = 0
+    form: Format,
+    tiles: int,
+    segments: int,
+    m: int,
+    limits: Limits,
+    *,
+    gated: bool,
+    items: int = 0,
+    rows_of_item: int = 0,
 ) -> LaunchShape:
     """The kernel for `m` rows (or for `items` work items of up to `rows_of_item` rows) over `tiles` row tiles."""
     if items:
@@ -77,15 +87,32 @@ def launch_shape(
         blocks = -(-tiles // TILE_BLOCK_TILES)
         if items or 2 * blocks * columns >= limits.multiprocessors:
             return LaunchShape(TILE_KERNEL, (blocks, columns, 1), 128, tile_shared(form))
-    block_tiles = 1 if tokens == 1 and not gated else 2
+    # One row tile a block where two would leave multiprocessors without work, or where there is enough of it.
+    single = (
+        tokens == 1
+        and not gated
+        and not limits.multiprocessors <= -(-tiles // 2) * columns < 4 * limits.multiprocessors
+    )
+    block_tiles = 1 if single else 2
     grid = -(-tiles // block_tiles), columns, 1
     return LaunchShape(rows_kernel(tokens, block_tiles), grid, segments * 32, rows_shared(form, block_tiles, segments))
 
 
 def fewer_blocks(grid: tuple[int, int, int], resident: int) -> tuple[int, int, int]:
-    """A grid for the same work where each block goes through several row tiles, if there are more than are `resident`."""
+    """A grid for the same work where each block goes through several row tiles, if there are more than are
+    `resident`."""
     groups, items, _ = grid
     return min(groups, max(1, -(-resident // items))), items, 1
+
+
+def balancing_shared(blocks: int, resident_each: int, limits: Limits) -> int:
+    """Shared memory to ask for, so that no multiprocessor holds more blocks of a small launch than its even share.
+
+    Kernels start while the one before them still runs (programmatic dependent launch): free places are then uneven, and
+    without this one multiprocessor takes three blocks while its neighbour takes one.
+    """
+    share = -(-blocks // limits.multiprocessors)
+    return limits.multiprocessor_shared_bytes // (share + 1) if share < resident_each else 0
 
 
 def _warp_bytes(form: Format, row_tiles: int) -> int:

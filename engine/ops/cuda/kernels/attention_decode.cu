@@ -115,7 +115,8 @@ KERNEL void __launch_bounds__(WARPS * 32) attention_decode(const __grid_constant
         const int run = item / per_run, kv_head = item % per_run / tiles, tile = item % tiles;
         int row = 0;
         for (int step = 32; step; step >>= 1) if (row + step < a.m && runs_before[row + step] <= run) row += step;
-        attend_run(a, ring, row, run - runs_before[row], kv_head, kv_head * group + tile * 16, min(16, group - tile * 16), a.positions[row] + 1);
+        attend_run(a, ring, row, run - runs_before[row], kv_head, kv_head * group + tile * 16, min(16, group - tile * 16),
+                   a.positions[row] + 1);
     }
 }
 

@@ -38,8 +38,8 @@ KERNEL void __launch_bounds__(WARPS * 32) attention_prefill(const __grid_constan
     const auto stage = [&](int tile) {
         unsigned char* at = keys(tile);
         if (tile * TOKENS < length)
-            stage_tile<TOKENS>(a.cache, sequence, kv_head, tile * TOKENS, length, at, at + TILE_BYTES, (unsigned short*)(at + 2 * TILE_BYTES),
-                               (unsigned short*)(at + 2 * TILE_BYTES + SCALE_BYTES), threadIdx.x, WARPS * 32);
+            stage_tile<TOKENS>(a.cache, sequence, kv_head, tile * TOKENS, length, at, at + TILE_BYTES,
+                               (unsigned short*)(at + 2 * TILE_BYTES), (unsigned short*)(at + 2 * TILE_BYTES + SCALE_BYTES), threadIdx.x, WARPS * 32);
         commit_copies();
     };
     stage(0);

@@ -123,18 +123,20 @@ struct Barrier {
         }
 #else
         UNROLL for (int i = 0; i < N; i++)
-            for (unsigned at = (threadIdx.x & 31) * 16; at < bytes; at += 512) copy16_async(targets[i] + at, (const char*)global[i] + at, true);
+            for (unsigned at = (threadIdx.x & 31) * 16; at < bytes; at += 512)
+                copy16_async(targets[i] + at, (const char*)global[i] + at, true);
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address) : "memory");
 #endif
     }
     DEVICE void wait(unsigned parity) {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@done bra out;\nbra again;\nout:\n}"
-                     ::"r"(address), "r"(parity) : "memory");
+#define TRY "mbarrier.try_wait.parity.shared.b64"
 #else
-        asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n@done bra out;\nbra again;\nout:\n}"
-                     ::"r"(address), "r"(parity) : "memory");
+#define TRY "mbarrier.test_wait.parity.shared.b64"
 #endif
+        asm volatile("{\n.reg .pred done;\nagain:\n" TRY " done, [%0], %1;\n@done bra out;\nbra again;\nout:\n}"
+                     ::"r"(address), "r"(parity) : "memory");
+#undef TRY
     }
 };
 

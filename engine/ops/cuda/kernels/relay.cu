@@ -104,7 +104,10 @@ struct Rows {
     long long row_bytes;
     int rows, k, row0;
     // Block that holds k0 of row r of the tile, null beyond the matrix.
-    DEVICE Block at(int r, int k0) const { return row0 + r < rows && k0 < k ? first + (row0 + r) * row_bytes + (long long)(k0 / BLOCK_K) * BLOCK_BYTES : nullptr; }
+    DEVICE Block at(int r, int k0) const {
+        if (row0 + r >= rows || k0 >= k) return nullptr;
+        return first + (row0 + r) * row_bytes + (long long)(k0 / BLOCK_K) * BLOCK_BYTES;
+    }
 };
 
 DEVICE void raise(unsigned* to, unsigned bits) {
@@ -157,7 +160,8 @@ DEVICE void write_codes(const RelayArgs& a, const Rows& in, unsigned char* recor
 #endif
         }
 #if FMT_BITS == 8
-    UNROLL for (int h = 0; h < 2; h++) *(uint4*)(record + tile * 1024 + h * 512 + lane * 16) = make_uint4(low[h][0], low[h][1], low[h][2], low[h][3]);
+    UNROLL for (int h = 0; h < 2; h++)
+        *(uint4*)(record + tile * 1024 + h * 512 + lane * 16) = make_uint4(low[h][0], low[h][1], low[h][2], low[h][3]);
 #elif FMT_BITS >= 4
     *(uint4*)(record + tile * 512 + lane * 16) = make_uint4(low[0][0], low[0][1], low[1][0], low[1][1]);
 #else
@@ -195,7 +199,9 @@ DEVICE void write_scales(const RelayArgs& a, const Rows& in, unsigned char* reco
 #elif FMT_SCALES == SCALES_SUPER32
         if (i < 2) at[row * 8 + tile * 2 + i] = b ? scale(b, tile * 2 + i) : 0;
 #else
-        if (i < 2) at[row * 16 + tile * 4 + 2 * i] = b ? scale(b, tile * 2 + i) : 0, at[row * 16 + tile * 4 + 2 * i + 1] = b ? minimum(b, tile * 2 + i) : 0;
+        if (i >= 2) continue;
+        at[row * 16 + tile * 4 + 2 * i] = b ? scale(b, tile * 2 + i) : 0;
+        at[row * 16 + tile * 4 + 2 * i + 1] = b ? minimum(b, tile * 2 + i) : 0;
 #endif
     }
     if (tile == 0) {

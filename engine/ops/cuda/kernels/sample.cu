@@ -3,10 +3,11 @@
 //
 // sample_scan: block = 4,096 logits of one row: bias and penalties, the slice's best, and the raw logits' log-sum-exp.
 // sample_noise: the same grid, for rows without truncation: noise for every token that can still win, the slice's best score.
-// sample_pick: block = one row: joins the slices; a truncated row is cut by radix select over all its logits. Probability mass is
-//   summed in fixed point, so that no order of sums decides. It also counts the token and writes it where the next forward reads.
+// sample_pick: block = one row: joins the slices; of a truncated row it gathers and sorts the tokens that truncation can leave
+//   (sample.cuh). Probability mass is summed in fixed point, so that no order of sums decides. It also counts the token and
+//   writes it where the next forward reads.
 // Scores are f32 where the oracle has f64: they differ in about one draw in a million. Bound by latency; truncation by L2.
-#include "common.cuh"
+#include "sample.cuh"
 
 struct Slot {                 // mirrored by sample.py; what the sampler knows of one sequence
     float temperature, top_p, log_min_p, repetition, presence, frequency;
@@ -36,7 +37,7 @@ struct SampleArgs {           // mirrored by sample.py
 };
 static_assert(sizeof(SampleArgs) == ARGS_BYTES, "sample.py and sample.cu disagree about SampleArgs");
 
-constexpr int SLICE = 4096, THREADS = 256, PICK_THREADS = 1024, MOST_BIAS = 512, MOST_TOP = 20;
+constexpr int SLICE = 4096, THREADS = 256, MOST_BIAS = 512, MOST_TOP = 20;
 constexpr float GREATEST = 22.8739f, HOPELESS = -26.0195f;  // of sampling.py: a score that far below cannot win
 
 struct Best {  // the greatest value; among equals the least token
@@ -62,12 +63,15 @@ struct Best {  // the greatest value; among equals the least token
 
 DEVICE bool truncated(const Slot& s) { return s.top_k > 0 || s.top_p < 1.f || s.log_min_p > HOPELESS; }
 DEVICE bool adjusts(const Slot& s) { return s.bias_count > 0 || s.penalised; }
-DEVICE const float* row_of(const SampleArgs& a, const Slot& s) { return (adjusts(s) ? a.adjusted : a.logits) + (long long)blockIdx.y * a.vocab; }
+DEVICE const float* row_of(const SampleArgs& a, const Slot& s) {
+    return (adjusts(s) ? a.adjusted : a.logits) + (long long)blockIdx.y * a.vocab;
+}
 
 DEVICE float gumbel(const Slot& s, unsigned token, unsigned index) {
     unsigned c0 = token, c1 = index, c2 = s.choice, c3 = 0, k0 = s.seed_low, k1 = s.seed_high;
     UNROLL for (int round = 0; round < 10; round++) {
-        const unsigned low0 = c0 * 0xD2511F53u, high0 = __umulhi(c0, 0xD2511F53u), low1 = c2 * 0xCD9E8D57u, high1 = __umulhi(c2, 0xCD9E8D57u);
+        const unsigned low0 = c0 * 0xD2511F53u, high0 = __umulhi(c0, 0xD2511F53u);
+        const unsigned low1 = c2 * 0xCD9E8D57u, high1 = __umulhi(c2, 0xCD9E8D57u);
         c0 = high1 ^ c1 ^ k0, c1 = low1, c2 = high0 ^ c3 ^ k1, c3 = low0;
         k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
     }
@@ -155,113 +159,40 @@ KERNEL void __launch_bounds__(THREADS) sample_noise(const __grid_constant__ Samp
     if (threadIdx.x == 0) a.scores[blockIdx.y * a.slice_count + blockIdx.x] = make_float2(best.value, __int_as_float(best.token));
 }
 
-DEVICE unsigned order_of(float v) {  // unsigned integers in the order of floats
-    const unsigned bits = __float_as_uint(v);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// The best of a row up to a point: those with a greater key, and of those with an equal one the tokens up to `last`.
-struct Cut {
-    unsigned key;
-    int last;
-    DEVICE bool keeps(float v, int token) const { return order_of(v) > key || (order_of(v) == key && token <= last); }
-};
-constexpr Cut NO_CUT = {0, 0x7fffffff};
-
-struct Scratch {
-    unsigned long long bins[256];
-    unsigned long long above, wanted;
-    unsigned digit;
-    int counts[PICK_THREADS / 32], last;
-};
-
-// Least number of best tokens whose weights reach `wanted`. Radix select, eight bits of the key a turn, by the whole block.
-template <class Weight>
-DEVICE Cut cut_at(const float* row, int vocab, unsigned long long wanted, const Weight& weight, Scratch& shared) {
-    unsigned key = 0, mask = 0;
-    unsigned long long above = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        __syncthreads();
-        if (threadIdx.x < 256) shared.bins[threadIdx.x] = 0;
-        __syncthreads();
-        for (int i = threadIdx.x; i < vocab; i += PICK_THREADS) {
-            const unsigned k = order_of(row[i]);
-            if ((k & mask) != key) continue;
-            const unsigned long long w = weight(row[i], i);
-            if (w) atomicAdd(&shared.bins[k >> shift & 255], w);
-        }
-        __syncthreads();
-        if (threadIdx.x < 32) {  // the first bin from the top at which the sum reaches `wanted`; a lane has eight
-            const int top = 255 - threadIdx.x * 8;
-            unsigned long long own = 0, before;
-            for (int i = 0; i < 8; i++) own += shared.bins[top - i];
-            before = own;
-            UNROLL for (int step = 1; step < 32; step *= 2) {
-                const unsigned long long other = __shfl_up_sync(ALL_LANES, before, step);
-                if (threadIdx.x >= step) before += other;
-            }
-            before += above - own;
-            if (before < wanted && before + own >= wanted) {
-                int bin = top;
-                while (before + shared.bins[bin] < wanted) before += shared.bins[bin--];
-                shared.digit = bin, shared.above = before;
-            }
-        }
-        __syncthreads();
-        key |= shared.digit << shift, mask |= 255u << shift, above = shared.above;
-    }
-    // Of equal keys the least tokens are taken: each thread counts those in its run of tokens, in order.
-    const int run = (vocab + PICK_THREADS - 1) / PICK_THREADS, from = threadIdx.x * run, to = min(vocab, from + run);
-    int own = 0, before, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    unsigned long long each = 1;
-    for (int i = from; i < to; i++) if (order_of(row[i]) == key) { const unsigned long long w = weight(row[i], i); if (w) own++, each = w; }
-    before = own;
-    UNROLL for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(ALL_LANES, before, step);
-        if (lane >= step) before += other;
-    }
-    if (lane == 31) shared.counts[warp] = before;
-    __syncthreads();
-    before -= own;
-    for (int w = 0; w < warp; w++) before += shared.counts[w];
-    if (own) {
-        int keep = (int)((wanted - above + each - 1) / each) - before;  // of this thread's
-        for (int i = from; i < to && keep > 0; i++)
-            if (order_of(row[i]) == key && weight(row[i], i) && --keep == 0) shared.last = i;
-    }
-    __syncthreads();
-    return {key, shared.last};
-}
-
-DEVICE int draw_truncated(const SampleArgs& a, const Slot& s, float peak, Scratch& shared, Best* bests) {
+DEVICE int draw_truncated(const SampleArgs& a, const Slot& s, float peak, Pool& pool, Best* bests) {
     const float* row = row_of(a, s);
-    const auto scaled = [&](float v) { return (v - peak) / s.temperature; };
-    Cut best_k = NO_CUT, nucleus = NO_CUT;
-    if (s.top_k > 0 && s.top_k < a.vocab)
-        best_k = cut_at(row, a.vocab, s.top_k, [](float, int) { return 1ull; }, shared);
-    if (s.top_p < 1.f) {
-        const auto mass = [&](float v, int token) { return best_k.keeps(v, token) ? (unsigned long long)(__expf(scaled(v)) * 1099511627776.f) : 0ull; };
-        unsigned long long total = 0;
-        for (int i = threadIdx.x; i < a.vocab; i += PICK_THREADS) total += mass(row[i], i);
-        UNROLL for (int step = 16; step; step >>= 1) total += __shfl_xor_sync(ALL_LANES, total, step);
-        __syncthreads();
-        if (threadIdx.x == 0) shared.wanted = 0;
-        __syncthreads();
-        if ((threadIdx.x & 31) == 0) atomicAdd(&shared.wanted, total);
-        __syncthreads();
-        const unsigned long long wanted = max((unsigned long long)((double)shared.wanted * s.top_p), 1ull);
-        nucleus = cut_at(row, a.vocab, wanted, mass, shared);
-    }
+    const Scale scale{peak, fminf(1.f / s.temperature, 1e30f)};
+    const int top_k = s.top_k > 0 ? min(s.top_k, a.vocab) : a.vocab;
     const float least = fmaxf(s.log_min_p, HOPELESS);
+    const unsigned index = a.indices[blockIdx.y];
     Best best{-INFINITY, 0x7fffffff};
-    for (int i = threadIdx.x; i < a.vocab; i += PICK_THREADS)
-        if (scaled(row[i]) >= least && best_k.keeps(row[i], i) && nucleus.keeps(row[i], i)) best.take(scaled(row[i]) + gumbel(s, i, a.indices[blockIdx.y]), i);
+    if (gather(row, a.vocab, scale, top_k < a.vocab ? top_k : 0, s.top_p, least, pool)) {
+        const int kept = nucleus(scale, min(top_k, pool.size), top_k < a.vocab, s.top_p, pool);
+        for (int i = threadIdx.x; i < kept; i += PICK_THREADS) {
+            const float scaled = scale.of(pool.value(i));
+            if (scaled >= least) best.take(scaled + gumbel(s, pool.token(i), index), pool.token(i));
+        }
+    } else {  // so flat a distribution that the pool is too small
+        Cut best_k = NO_CUT, best_p = NO_CUT;
+        if (top_k < a.vocab) best_k = cut_at(row, a.vocab, top_k, [](float, int) { return 1ull; }, pool.scratch);
+        if (s.top_p < 1.f) {
+            const auto mass = [&](float v, int token) { return best_k.keeps(v, token) ? scale.mass(v) : 0ull; };
+            unsigned long long total = 0;
+            for (int i = threadIdx.x; i < a.vocab; i += PICK_THREADS) total += mass(row[i], i);
+            total = block_total(total, pool.scratch);
+            best_p = cut_at(row, a.vocab, share_of(total, s.top_p), mass, pool.scratch);
+        }
+        for (int i = threadIdx.x; i < a.vocab; i += PICK_THREADS) {
+            const float scaled = scale.of(row[i]);
+            if (scaled >= least && best_k.keeps(row[i], i) && best_p.keeps(row[i], i)) best.take(scaled + gumbel(s, i, index), i);
+        }
+    }
     best.over_block(bests);
     return best.token;
 }
 
 // Log probabilities of the raw logits: the token's, and those of the best `s.logprobs` in order.
-DEVICE void write_logprobs(const SampleArgs& a, const Slot& s, int token, Scratch& shared, Best* bests) {
+DEVICE void write_logprobs(const SampleArgs& a, const Slot& s, int token, Pool& pool, Best* bests) {
     const float* raw = a.logits + (long long)blockIdx.y * a.vocab;
     float most = -INFINITY, sum = 0.f;
     for (int i = 0; i < a.slice_count; i++) most = fmaxf(most, a.slices[blockIdx.y * a.slice_count + i].z);
@@ -271,6 +202,14 @@ DEVICE void write_logprobs(const SampleArgs& a, const Slot& s, int token, Scratc
     }
     const float total = most + logf(sum);
     if (threadIdx.x == 0) a.logprobs[blockIdx.y] = raw[token] - total;
+    if (s.logprobs == 0) return;
+    if (gather(raw, a.vocab, Scale{most, 1.f}, min(s.logprobs, a.vocab), 1.f, HOPELESS, pool)) {
+        if ((int)threadIdx.x < s.logprobs) {
+            a.top_tokens[blockIdx.y * MOST_TOP + threadIdx.x] = pool.token(threadIdx.x);
+            a.top_logprobs[blockIdx.y * MOST_TOP + threadIdx.x] = pool.value(threadIdx.x) - total;
+        }
+        return;
+    }
     Best after{INFINITY, -1};  // each turn the best of those that come after the last
     for (int j = 0; j < s.logprobs; j++) {
         Best best{-INFINITY, 0x7fffffff};
@@ -278,12 +217,13 @@ DEVICE void write_logprobs(const SampleArgs& a, const Slot& s, int token, Scratc
             if (raw[i] < after.value || (raw[i] == after.value && i > after.token)) best.take(raw[i], i);
         best.over_block(bests);
         after = best;
-        if (threadIdx.x == 0) a.top_tokens[blockIdx.y * MOST_TOP + j] = best.token, a.top_logprobs[blockIdx.y * MOST_TOP + j] = best.value - total;
+        if (threadIdx.x != 0) continue;
+        a.top_tokens[blockIdx.y * MOST_TOP + j] = best.token, a.top_logprobs[blockIdx.y * MOST_TOP + j] = best.value - total;
     }
 }
 
 KERNEL void __launch_bounds__(PICK_THREADS) sample_pick(const __grid_constant__ SampleArgs a) {
-    __shared__ Scratch shared;
+    __shared__ Pool pool;
     __shared__ Best bests[32];
     let_later_kernels_start();
     wait_for_earlier_kernels();
@@ -297,7 +237,7 @@ KERNEL void __launch_bounds__(PICK_THREADS) sample_pick(const __grid_constant__ 
     }
     int token = peak.token;
     if (s.temperature > 0.f) {
-        if (truncated(s)) token = draw_truncated(a, s, peak.value, shared, bests);
+        if (truncated(s)) token = draw_truncated(a, s, peak.value, pool, bests);
         else {
             Best best{-INFINITY, 0x7fffffff};
             for (int i = threadIdx.x & 31; i < a.slice_count; i += 32) {
@@ -308,7 +248,7 @@ KERNEL void __launch_bounds__(PICK_THREADS) sample_pick(const __grid_constant__ 
             token = best.token;
         }
     }
-    if (s.logprobs >= 0) write_logprobs(a, s, token, shared, bests);
+    if (s.logprobs >= 0) write_logprobs(a, s, token, pool, bests);
     if (threadIdx.x == 0) {
         a.tokens[blockIdx.y] = token, a.last_tokens[slot] = token;
         if (s.penalised) {

@@ -54,13 +54,16 @@ DEVICE unsigned word(const uint2& v, int i) { return i == 0 ? v.x : v.y; }
 DEVICE unsigned both(float f) { return pack_half2(f, f); }
 
 // Half of entry number `entry`, that of row `row`: S alone, or the halves S (low) and O (high) of `so`.
-DEVICE void put_scale(unsigned char* to, int entry, int row, unsigned s) { *(unsigned*)(to + (entry * 8 + (row & 7)) * 8 + (row >> 3) * 4) = s; }
+DEVICE void put_scale(unsigned char* to, int entry, int row, unsigned s) {
+    *(unsigned*)(to + (entry * 8 + (row & 7)) * 8 + (row >> 3) * 4) = s;
+}
 DEVICE void put_pair(unsigned char* to, int entry, int row, unsigned so) {
     *(uint2*)(to + (entry * 8 + (row & 7)) * 16 + (row >> 3) * 8) = make_uint2(low2(so), high2(so));
 }
 
 // The entries of `tiles` tiles whose records begin at `records`, by one warp; a __syncwarp on either side is the caller's.
-DEVICE void expand_scales([[maybe_unused]] unsigned char* to, [[maybe_unused]] const unsigned char* records, [[maybe_unused]] const Weights& w, [[maybe_unused]] int tiles) {
+DEVICE void expand_scales([[maybe_unused]] unsigned char* to, [[maybe_unused]] const unsigned char* records,
+                          [[maybe_unused]] const Weights& w, [[maybe_unused]] int tiles) {
     const int row = threadIdx.x & 15, part = (threadIdx.x & 31) >> 4;
     [[maybe_unused]] const bool high = row >= 8 && !WIDE_CODES;
     // Byte 0x64 above a byte v makes the half 1024 + v; byte 0x44 makes 4 + v / 256.
@@ -69,7 +72,8 @@ DEVICE void expand_scales([[maybe_unused]] unsigned char* to, [[maybe_unused]] c
 #if FMT_SCALES == SCALES_SUPER32_MIN || FMT_SCALES == SCALES_SUPER16_MIN
     // A minimum is met as a 256th of itself (a 4-bit one, in the high nibble, as a 16th): dmin stays a normal half.
     const unsigned stored = load<unsigned>(records + FMT_D_AT + row * 4);
-    const unsigned d = pack_half2(low_float(stored) * (high ? w.up * HIGH : w.up), high_float(stored) * (w.down * (FMT_SCALES == SCALES_SUPER16_MIN ? -16.f : -256.f)));
+    const float down = w.down * (FMT_SCALES == SCALES_SUPER16_MIN ? -16.f : -256.f);
+    const unsigned d = pack_half2(low_float(stored) * (high ? w.up * HIGH : w.up), high_float(stored) * down);
     const uint2 bytes = load<uint2>(records + FMT_SCALES_AT + row * 16 + part * 8);
 #if FMT_SCALES == SCALES_SUPER32_MIN
     UNROLL for (int i = 0; i < 4; i++) {
@@ -111,7 +115,8 @@ DEVICE void expand_scales([[maybe_unused]] unsigned char* to, [[maybe_unused]] c
         const unsigned s[2] = {low2(pair), high2(pair)};
 #else   // an exponent under f16's range is a group of zeros
         const int pair = load<unsigned short>(at + row * 2);
-        const unsigned s[2] = {(unsigned)max(min((pair & 255) + w.exponent, 30), 0) * 0x04000400u, (unsigned)max(min((pair >> 8) + w.exponent, 30), 0) * 0x04000400u};
+        const unsigned s[2] = {(unsigned)max(min((pair & 255) + w.exponent, 30), 0) * 0x04000400u,
+                               (unsigned)max(min((pair >> 8) + w.exponent, 30), 0) * 0x04000400u};
 #endif
         UNROLL for (int h = 0; h < 2; h++) put_scale(to, tile * 2 + h, row, s[h]);
 #endif
@@ -130,7 +135,8 @@ DEVICE unsigned pack_part(int part, float low, float high) {
 }
 
 // The two k16 steps of half h of tile `tile`: a[step][0..3] as mma wants them. `records` as for expand_scales, `scales` its result.
-DEVICE void unpack(unsigned (&a)[2][4], const unsigned char* records, [[maybe_unused]] const unsigned char* scales, [[maybe_unused]] const Weights& w, int tile, int h, [[maybe_unused]] int part = 0) {
+DEVICE void unpack(unsigned (&a)[2][4], const unsigned char* records, [[maybe_unused]] const unsigned char* scales,
+                   [[maybe_unused]] const Weights& w, int tile, int h, [[maybe_unused]] int part = 0) {
     const int lane = threadIdx.x & 31;
     const unsigned char* low = records + tile * LOW_STRIDE;
 #if FMT_BITS == 16
@@ -153,7 +159,8 @@ DEVICE void unpack(unsigned (&a)[2][4], const unsigned char* records, [[maybe_un
         a[step][row + 2] = pack_part(part, __uint_as_float(x.z) * w.down, __uint_as_float(x.w) * w.down);
     }
 #else
-    const unsigned char* entry = scales + tile * SCALE_TILE + ((h * SUBGROUPS + (SUBGROUPS == 2 ? (lane & 3) >> 1 : 0)) * 8 + (lane >> 2)) * ENTRY;
+    const int subgroup = SUBGROUPS == 2 ? (lane & 3) >> 1 : 0;
+    const unsigned char* entry = scales + tile * SCALE_TILE + ((h * SUBGROUPS + subgroup) * 8 + (lane >> 2)) * ENTRY;
 #ifdef FMT_OFFSET_LOW
     const uint2 s = load<uint2>(entry);
     const uint4 q = make_uint4(s.x, hmul2(s.x, FMT_OFFSET_LOW), s.y, hmul2(s.y, FMT_OFFSET_HIGH));
@@ -173,7 +180,8 @@ DEVICE void unpack(unsigned (&a)[2][4], const unsigned char* records, [[maybe_un
         const unsigned v = word(x, step), low3 = v & 0x77777777u, side = ((v >> 1) & 0x44444444u) | 0x32103210u;
         UNROLL for (int row = 0; row < 2; row++) {  // eight levels a byte permute; the code's top bit picks the half
             const unsigned pick = low3 >> (16 * row);
-            const unsigned levels = __byte_perm(__byte_perm(FMT_LEVELS_0, FMT_LEVELS_1, pick), __byte_perm(FMT_LEVELS_2, FMT_LEVELS_3, pick), side >> (16 * row));
+            const unsigned levels = __byte_perm(__byte_perm(FMT_LEVELS_0, FMT_LEVELS_1, pick),
+                                                __byte_perm(FMT_LEVELS_2, FMT_LEVELS_3, pick), side >> (16 * row));
             u[step][row] = __byte_perm(levels, 0, 0x4140), u[step][row + 2] = __byte_perm(levels, 0, 0x4342);
         }
     }

@@ -13,7 +13,9 @@ SHAPES = [(16, 256), (33, 512), (5, 768)]
 @pytest.mark.parametrize("quant", list(FORMATS), ids=lambda quant: quant.name)
 def test_unlay_gives_the_same_bytes(quant: QuantType) -> None:
     spec = QUANTS[quant]
-    shapes = SHAPES + ([(17, 96), (16, 32)] if spec.block_elements == 32 else []) + ([(7, 100)] if not spec.group else [])
+    shapes = (
+        SHAPES + ([(17, 96), (16, 32)] if spec.block_elements == 32 else []) + ([(7, 100)] if not spec.group else [])
+    )
     for rows, k in shapes:
         raw = random_matrix(quant, rows, k)
         laid = lay(raw, quant, rows, k)
@@ -51,7 +53,8 @@ def test_scales_stay_finite_in_half_precision(quant: QuantType) -> None:
 
 
 def test_weights_per_byte_are_near_the_files() -> None:
-    """At most 5 % more bytes than the file for the types people use; lattice types become 4-bit codes, which cost more."""
+    """At most 5 % more bytes than the file for the types people use; lattice types become 4-bit codes, which cost
+    more."""
     for quant in (QuantType.Q4_K, QuantType.Q5_K, QuantType.Q6_K, QuantType.Q4_0, QuantType.Q8_0, QuantType.IQ4_XS):
         spec, form = QUANTS[quant], FORMATS[quant]
         assert form.record_bytes / (16 * form.record_k) < 1.05 * spec.block_bytes / spec.block_elements

@@ -1,4 +1,5 @@
-"""Every kernel compiles, in every instantiation, for the H200's architecture, and one format's for the others; none spills.
+"""Every kernel compiles, in every instantiation, for the H200's architecture, and one format's for the others; none
+spills.
 
 Needs NVRTC and no GPU. `compile_unit` itself refuses a kernel with local memory, which the last test shows.
 """
@@ -52,7 +53,8 @@ def test_nvrtc_one_of_each_kernel_for_the_other_architectures() -> None:
 
 
 def test_nvrtc_refuses_a_kernel_with_a_stack_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = 'extern "C" __global__ void hog(int* p) { int a[64]; for (int i = 0; i < 64; i++) a[i] = p[i]; p[0] = a[p[1]]; }'
+    body = "int a[64]; for (int i = 0; i < 64; i++) a[i] = p[i]; p[0] = a[p[1]];"
+    source = f'extern "C" __global__ void hog(int* p) {{ {body} }}'
     (tmp_path / "hog.cu").write_text(source)
     monkeypatch.setattr(compiler, "KERNELS", tmp_path)
     with pytest.raises(CompileError, match="hog needs local memory"):
@@ -71,4 +73,4 @@ def test_nvrtc_cache_holds_what_was_compiled(tmp_path: Path, monkeypatch: pytest
     first = compile_unit(unit, 90, tmp_path)
     monkeypatch.setattr(compiler, "_compile", None)  # a second compilation would fail
     assert compile_unit(unit, 90, tmp_path) == first
-    assert list(tmp_path.iterdir())[0].name.startswith("silu_mul-sm90-")
+    assert next(tmp_path.iterdir()).name.startswith("silu_mul-sm90-")
