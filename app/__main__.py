@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The `ullage` command; returns its exit code."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
-    arguments = _parser().parse_args(argv)
     try:
+        arguments = _parser().parse_args(argv)
         return int(arguments.run(arguments, began))
     except KeyboardInterrupt:
         return 0

@@ -114,9 +114,9 @@ class Answer:
             return DONE
         return self._no_choices + encode(usage_json(usage)) + b"}\n\n" + DONE
 
-    def silence(self) -> bytes:
-        """A chunk that says nothing, for `--sse-keepalive chunk`."""
-        return self._text_heads[0] + b'""' + self._text_end
+    def silence(self, index: int) -> bytes:
+        """A chunk in which one choice says nothing, for `--sse-keepalive chunk`."""
+        return self._text_heads[index] + b'""' + self._text_end
 
     def whole(self, transcripts: Sequence[Transcript], usage: Usage) -> bytes:
         choices = [self.choice(index, transcript) for index, transcript in enumerate(transcripts)]

@@ -21,6 +21,7 @@ BODY = """\
 
 PYTHON = """\
 from openai import OpenAI
+
 client = OpenAI(base_url="{url}/v1", api_key={key})
 messages = [{{"role": "user", "content": "Write a haiku about the sea."}}]
 stream = client.chat.completions.create(model={model}, messages=messages, stream=True)

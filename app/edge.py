@@ -10,9 +10,10 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.routing import BaseRoute, Router
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.access import header
@@ -38,28 +39,28 @@ Guard = Callable[[Scope], None]
 
 
 class Edge:
-    """One listener's ASGI application: `routes` behind `guard`, which raises ApiError for who may not come in."""
+    """One listener's ASGI application: `routers` behind `guard`, which raises ApiError for who may not come in."""
 
-    def __init__(
-        self,
-        routes: Sequence[BaseRoute],
-        guard: Guard,
-        service: Service,
-    ) -> None:
-        self._router = Router(routes, redirect_slashes=False, default=_no_route)
+    def __init__(self, routers: Sequence[APIRouter], guard: Guard, service: Service) -> None:
+        self._app = FastAPI(
+            openapi_url=None,
+            redirect_slashes=False,
+            exception_handlers={HTTPException: _no_route, Exception: _left_to_the_edge},
+        )
+        for router in routers:
+            self._app.include_router(router)
+        self._app.state.service = service
         self._guard = guard
         self._metrics = service.metrics
-        self._service = service
-        self._handlers = set(handlers_of(routes))
+        self._handlers = set(handlers_of(routers))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the listeners have neither lifespan nor websockets"
         exchange = _Exchange(scope, send)
-        scope["app"] = self._service
         scope["state"] = {"request_id": exchange.request_id.decode()}
         try:
             self._guard(scope)
-            await self._router(scope, receive, exchange.send)
+            await self._app(scope, receive, exchange.send)
         except ClientDisconnect:
             return  # before its request was whole
         except Exception as error:  # noqa: BLE001  # the last resort of a listener: log, answer 500, live on
@@ -99,12 +100,26 @@ class _Exchange:
         await self._send(message)
 
 
-async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+async def _no_route(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: 404 and 405."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        raise MethodNotAllowed((error.headers or {}).get("Allow", ""))
     raise NotFound
 
 
-def handlers_of(routes: Sequence[BaseRoute]) -> list[tuple[str, str]]:
+class _Nothing(Response):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+
+async def _left_to_the_edge(request: Request, error: Exception) -> Response:
+    """The framework raises the error again behind this, so that there is one place where it becomes an answer."""
+    return _Nothing()
+
+
+def handlers_of(routers: Sequence[APIRouter]) -> list[tuple[str, str]]:
     """(route template, method) of every route."""
+    routes = [route for router in routers for route in router.routes]
     pairs = [(getattr(route, "path", ""), method) for route in routes for method in getattr(route, "methods", ())]
     return sorted((path.replace(":path}", "}"), method) for path, method in pairs)
 
@@ -113,8 +128,6 @@ def as_api_error(error: Exception, request_id: bytes) -> ApiError:
     """The error for the client; one that is our own fault goes to the log with its traceback."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        return MethodNotAllowed((error.headers or {}).get("Allow", ""))
     log.error("request=%s failed", request_id.decode(), exc_info=error)
     return InternalError()
 

@@ -5,37 +5,26 @@ import importlib.metadata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.routing import Route
 from starlette.types import Scope
 
 from app.access import Keyring, check_host
 from app.edge import OTHER, Edge, handlers_of
 from app.metrics import ServingMetrics, build_labels
 from app.model import ServedModel
-from app.ops.metrics import scrape
+from app.ops import metrics as scraping
 from app.recovery import EngineFactory, EngineSupervisor
-from app.routes.generate import chat_completions, completions
-from app.routes.health import live, ready
-from app.routes.models import get_model, list_models
+from app.routes import generate, health, models
 from app.scheduler import Limits, RequestScheduler
 from app.service import Service
 from app.settings import Settings
-from app.streaming import Delivery
+from app.streaming import KEEPALIVE_S, Delivery
 from engine.messages import Ready
 
 MIB = 1 << 20
 ENGINE_STOP_S = 5.0
 
-PUBLIC_ROUTES = (
-    Route("/v1/models", list_models),
-    Route("/v1/models/{id:path}", get_model),
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/live", live),
-    Route("/ready", ready),
-    Route("/health", ready),
-)
-OPS_ROUTES = (Route("/metrics", scrape),)
+PUBLIC = (models.router, generate.router, health.router)
+OPS = (scraping.router,)
 
 
 def version() -> str:
@@ -49,20 +38,17 @@ def create_service(
     *,
     api_keys: list[str],
     admin_key: str,
-    keepalive_s: float = 15.0,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> Service:
     """All parts of one service, put together; nothing is started."""
 
     def gauges() -> dict[str, float]:
         return service.gauges()
 
-    metrics = ServingMetrics(
-        model.name, max(model.trained_context, 1), [*handlers_of(PUBLIC_ROUTES + OPS_ROUTES), OTHER], gauges
-    )
+    metrics = ServingMetrics(model.name, max(model.trained_context, 1), [*handlers_of(PUBLIC + OPS), OTHER], gauges)
     metrics.tell("ullage_build_info", *build_labels(version()))
     limits = Limits(settings.max_queue, settings.max_inflight_mib * MIB)
-    prompts = model.prompts
-    scheduler = RequestScheduler(prompts.text_bytes, limits, metrics, drop_leading_space=prompts.drops_leading_space)
+    scheduler = RequestScheduler(model.prompts.text_bytes, limits, metrics)
     service = Service(
         model=model,
         scheduler=scheduler,
@@ -84,7 +70,7 @@ def public_app(service: Service) -> Edge:
         if service.api_keys and scope["path"].startswith("/v1/"):
             service.api_keys.check(scope)
 
-    return Edge(PUBLIC_ROUTES, guard, service)
+    return Edge(PUBLIC, guard, service)
 
 
 def ops_app(service: Service) -> Edge:
@@ -95,7 +81,7 @@ def ops_app(service: Service) -> Edge:
         if scope["path"].startswith("/admin"):
             service.admin_keys.check(scope)
 
-    return Edge(OPS_ROUTES, guard, service)
+    return Edge(OPS, guard, service)
 
 
 @asynccontextmanager

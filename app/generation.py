@@ -70,14 +70,6 @@ class Generation:
         """End what has not ended with an error (a time limit, a shutdown), which `events` raises."""
         self._owner.fail(self, error)
 
-    @property
-    def cached_tokens(self) -> int:
-        return self.choices[0].cached_tokens or 0
-
-    def usage(self) -> Usage:
-        completion = sum(len(record.generated_ids) for record in self.choices)
-        return Usage(len(self.choices[0].prompt_ids), completion, self.cached_tokens)
-
     async def __aenter__(self) -> "Generation":
         return self
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +14,7 @@ from app.factory import create_service, ops_app, public_app, running, version
 from app.listeners import Listener
 from app.model import ServedModel, read_model
 from app.recovery import EngineFactory, EngineSupervisor
-from app.serve import Start
+from app.serve import Start, StopSignals
 from app.service import Service
 from app.sockets import Sockets, url
 from engine.errors import EngineDied
@@ -27,11 +26,11 @@ async def run(start: Start, engines: EngineFactory) -> None:
     """Serve until a signal. Raises ModelFileError, LoadRefused, HandshakeError or EngineDied."""
     # The edge logs our own failures; what is left to uvicorn are clients that break off, at our end or theirs.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    signals = StopSignals()
-    signals.catch()
     settings = start.settings
     model = read_model(start.model_path, settings.model_id(start.model_path))
     service = create_service(settings, model, engines, api_keys=start.api_keys, admin_key=start.admin_key)
+    signals = StopSignals()
+    signals.catch()  # not before: the loop hears nothing while all of the above keeps it busy
     async with running(service) as first_engine, listening(service, start.sockets):
         with _progress(service.supervisor):
             await _first(first_engine, signals.asked)
@@ -62,28 +61,6 @@ def _banner(start: Start, model: ServedModel) -> Banner:
         api_key_file=settings.api_key_file and str(Path(settings.api_key_file).resolve()),
         admin_key=start.admin_key_shown,
     )
-
-
-class StopSignals:
-    """SIGTERM asks for an end once the running requests are done; SIGINT, or a second signal, for one now."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.now = asyncio.Event()
-
-    def catch(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._stop_now)
-        loop.add_signal_handler(signal.SIGTERM, self._stop)
-
-    def _stop(self) -> None:
-        if self.asked.is_set():
-            self.now.set()
-        self.asked.set()
-
-    def _stop_now(self) -> None:
-        self.asked.set()
-        self.now.set()
 
 
 async def _drain(service: Service, signals: StopSignals, timeout_s: float) -> None:

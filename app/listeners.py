@@ -11,9 +11,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.errors import InvalidRequest
 from app.sockets import BACKLOG
+from app.streaming import ABORT
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers; the parser itself has no bound."""
+KEEP_ALIVE_S = 75
+"""Longer than proxies keep idle connections (60 s), so that they never send into one that we are closing."""
+
 GRACE_S = 2
 """What is still being written when a listener closes gets so long."""
 
@@ -32,6 +36,7 @@ class Listener(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
             backlog=BACKLOG,
         )
@@ -48,11 +53,12 @@ class Listener(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """Bounds the head of a request, and gives what is no HTTP the same error object as everything else."""
+    """Bounds the head of a request, gives what is no HTTP the same error object as everything else, lets it be cut."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

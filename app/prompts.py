@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from app.errors import ContextLengthExceeded, InvalidRequest
+from app.text.budget import MAX_OUTPUT_CHARS
 from app.text.template import ChatTemplate, TemplateError
 from app.text.tokenizer import Tokenizer
 
@@ -36,7 +37,8 @@ class Prompts:
         """By id: what it adds to an answer, which is nothing for control tokens."""
         self.vocabulary = tokenizer.vocab_size
         self.stop_ids = tuple(tokenizer.stop_ids)
-        self.drops_leading_space = tokenizer.adds_space
+        self.adds_space = tokenizer.adds_space
+        """SentencePiece-style: a text's first word has a space before it that is not the text's."""
 
     async def chat(self, messages: list[dict[str, Any]], max_context: int) -> list[int]:
         """Raises InvalidRequest when the template refuses the messages, ContextLengthExceeded."""
@@ -48,7 +50,7 @@ class Prompts:
         """Token ids are taken as they are. Raises InvalidRequest, ContextLengthExceeded."""
         if isinstance(prompt, str):
             text = prompt
-            prompt = await self._run(lambda: self._encode(text, self._tokenizer.add_bos, max_context, "prompt"))
+            prompt = await self._run(lambda: self._encode(text, max_context, "prompt"))
         if not prompt:
             raise InvalidRequest("prompt: has no tokens.", param="prompt")
         return _fitting(prompt, max_context, "prompt")
@@ -61,17 +63,25 @@ class Prompts:
 
     def _chat(self, messages: list[dict[str, Any]], max_context: int) -> list[int]:
         assert self._template is not None
+        if len(messages) >= max_context:  # each takes a token at least
+            raise ContextLengthExceeded(len(messages), max_context, param="messages", at_least=True)
+        chars = sum(len(message["content"]) for message in messages)
+        if chars > MAX_OUTPUT_CHARS and chars // self._longest >= max_context:  # no template would render so much
+            raise ContextLengthExceeded(chars // self._longest, max_context, param="messages", at_least=True)
         try:
             text = self._template.render(messages)
         except TemplateError as error:
             raise InvalidRequest(f"messages: {str(error)[:REFUSAL_CHARS]}", param="messages") from None
-        return _fitting(self._encode(text, False, max_context, "messages"), max_context, "messages")
+        return _fitting(self._encode(text, max_context, "messages"), max_context, "messages")
 
-    def _encode(self, text: str, add_bos: bool, max_context: int, param: str) -> list[int]:
+    def _encode(self, text: str, max_context: int, param: str) -> list[int]:
         least = -(-len(text.encode()) // self._longest)
         if least >= max_context:
             raise ContextLengthExceeded(least, max_context, param=param, at_least=True)
-        ids = self._tokenizer.encode(text, parse_special=True, add_bos=add_bos, limit=EXACT_CONTEXTS * max_context)
+        # A template that writes the token for the beginning itself does not get a second one.
+        ids = self._tokenizer.encode(
+            text, parse_special=True, add_bos=self._tokenizer.add_bos, limit=EXACT_CONTEXTS * max_context
+        )
         if len(ids) > EXACT_CONTEXTS * max_context:
             raise ContextLengthExceeded(len(ids), max_context, param=param, at_least=True)
         return ids

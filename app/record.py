@@ -35,6 +35,8 @@ class ChoiceRequest:
     stop_ids: tuple[int, ...]
     stops: tuple[str, ...] = ()
     cache_prompt: bool = True
+    drop_leading_space: bool = False
+    """The answer does not go on in the middle of the prompt's line: its first word's space is left out."""
 
 
 class TokenInfo(msgspec.Struct, frozen=True):

@@ -68,13 +68,10 @@ class RequestScheduler:
         token_bytes: Sequence[bytes],
         limits: Limits,
         observer: Observer | None = None,
-        *,
-        drop_leading_space: bool = False,
     ) -> None:
         self._token_bytes = token_bytes
         self._limits = limits
         self._observer: Observer = observer or NoObserver()
-        self._drop_leading_space = drop_leading_space
         self._budget = Budget(limits.max_inflight_bytes)
         self._pace = Pace()
         self._engine: EngineClient | None = None
@@ -360,4 +357,4 @@ class RequestScheduler:
         return max(1, len(self._queue)) / rate if rate > 1e-3 else RETRY_AFTER_UNKNOWN_S
 
     def _text(self, choice: ChoiceRequest) -> TextStream:
-        return TextStream(self._token_bytes, choice.stops, drop_leading_space=self._drop_leading_space)
+        return TextStream(self._token_bytes, choice.stops, drop_leading_space=choice.drop_leading_space)

@@ -7,11 +7,14 @@ The child's start and load take about as long as this process needs to import th
 import asyncio
 import importlib
 import logging
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import uvloop
 
@@ -71,9 +74,42 @@ def _admin_key(settings: Settings, state: StateFolder) -> tuple[str, str]:
 
 
 async def _run(start: Start, launcher: EngineLauncher) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _end_now)
     async with _head_start(launcher) as engines:
         lifecycle = importlib.import_module("app.lifecycle")
         await lifecycle.run(start, engines)
+
+
+def _end_now(signal_number: int, frame: object) -> NoReturn:
+    """Until `StopSignals` hears them: imports and the vocabulary keep the loop busy, it would hear them seconds late.
+
+    Nothing is served yet, the kernel kills the engine with its service, and an exception from here would surface in
+    the middle of somebody's import, who may turn it into another.
+    """
+    os._exit(0)
+
+
+class StopSignals:
+    """SIGTERM asks for an end once the running requests are done; SIGINT, or a second signal, for one now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.now = asyncio.Event()
+
+    def catch(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._stop_now)
+        loop.add_signal_handler(signal.SIGTERM, self._stop)
+
+    def _stop(self) -> None:
+        if self.asked.is_set():
+            self.now.set()
+        self.asked.set()
+
+    def _stop_now(self) -> None:
+        self.asked.set()
+        self.now.set()
 
 
 class HeadStart:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from app.access import Keyring
@@ -16,6 +17,15 @@ from app.recovery import EngineSupervisor
 from app.scheduler import RequestScheduler
 from app.schemas.body import read_body
 from app.streaming import Delivery
+
+ELEMENTS = 1 << 18
+"""Besides two for each token of the context, a body may have so many elements: about 50 ms of parsing."""
+
+
+def service_of(request: Request) -> "Service":
+    """The service that a listener belongs to."""
+    service: Service = request.app.state.service
+    return service
 
 
 @dataclass(frozen=True)
@@ -81,11 +91,11 @@ class Service:
     async def intake(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
         """The body of a request that may be admitted; its bytes count as held until the block is left.
 
-        Raises a Busy before anything is read, BodyTooLarge and QueueFull while it is.
+        Raises a Busy before anything is read; BodyTooLarge, InvalidRequest and QueueFull while it is.
         """
         refusal = self.refusal()
         if refusal is not None:
             self.metrics.rejected("draining" if isinstance(refusal, Draining) else "engine_unavailable")
             raise refusal
         with self.scheduler.hold() as count:
-            yield await read_body(scope, receive, self.max_body_mib, count)
+            yield await read_body(scope, receive, self.max_body_mib, ELEMENTS + 2 * self.max_context, count)

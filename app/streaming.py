@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.answers import Answer, Transcript, usage_of
@@ -21,9 +22,12 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+ABORT = "ullage.abort"
+"""The listener's extension of the scope; its `call` drops the connection."""
 COMMENT = b": keep-alive\n\n"
-LAST_WORD_S = 1.0
-"""How long the end of a failed stream may wait for a client that does not read."""
+KEEPALIVE_S = 15.0
+LAST_WORD_S = 10.0
+"""How long a stream that has failed waits for a client that does not read, before the connection is cut."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +36,22 @@ class Delivery:
 
     request_timeout_s: float
     keepalive: Literal["comment", "chunk", "off"]
-    keepalive_s: float = 15.0
+    keepalive_s: float = KEEPALIVE_S
 
 
-class PlainResponse:
-    """The answer as one JSON object, once it is complete."""
+class _Delivered(Response):
+    """An admitted generation on its way to its client; the head is written by the subclass, once there is one."""
 
     def __init__(self, generation: Generation, answer: Answer, per_prompt: int, delivery: Delivery) -> None:
+        super().__init__()
         self._generation = generation
         self._answer = answer
         self._per_prompt = per_prompt
         self._delivery = delivery
+
+
+class PlainResponse(_Delivered):
+    """The answer as one JSON object, once it is complete."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
@@ -60,14 +69,8 @@ class PlainResponse:
         await send({"type": "http.response.body", "body": body})
 
 
-class StreamResponse:
+class StreamResponse(_Delivered):
     """The answer as server-sent events: one write for everything that is new at a wake-up."""
-
-    def __init__(self, generation: Generation, answer: Answer, per_prompt: int, delivery: Delivery) -> None:
-        self._generation = generation
-        self._answer = answer
-        self._per_prompt = per_prompt
-        self._delivery = delivery
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
@@ -75,20 +78,30 @@ class StreamResponse:
             await generation.admitted()
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             try:
-                await self._write(send)
+                async with asyncio.timeout(self._delivery.request_timeout_s + LAST_WORD_S):
+                    await self._write(send)
             except ApiError as error:
-                await _last_word(send, b"data: %b\n\n" % error.body())
+                await _last_word(scope, send, b"data: %b\n\n" % error.body())
+            except TimeoutError:
+                cut(scope)  # its time was over long ago, and the client has read nothing since
 
     async def _write(self, send: Send) -> None:
         answer, generation = self._answer, self._generation
-        silence = {"comment": COMMENT, "chunk": answer.silence(), "off": b""}[self._delivery.keepalive]
+        idle_s = None if self._delivery.keepalive == "off" else self._delivery.keepalive_s
         await send({"type": "http.response.body", "body": answer.opening(), "more_body": True})
-        async for events in generation.events(self._delivery.keepalive_s if silence else None):
-            body = answer.chunks(events) if events else silence
+        async for events in generation.events(idle_s):
+            body = answer.chunks(events) if events else self._silence()
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send(
             {"type": "http.response.body", "body": answer.closing(usage_of(generation.choices, self._per_prompt))}
         )
+
+    def _silence(self) -> bytes:
+        """What is sent when nothing happens: no choice may speak again after its end."""
+        if self._delivery.keepalive == "comment":
+            return COMMENT
+        running = [record.index for record in self._generation.choices if record.outcome is None]
+        return self._answer.silence(running[0]) if running else COMMENT
 
 
 @asynccontextmanager
@@ -110,10 +123,15 @@ async def _cancel_when_gone(generation: Generation, receive: Receive) -> None:
     generation.cancel()
 
 
-async def _last_word(send: Send, event: bytes) -> None:
+async def _last_word(scope: Scope, send: Send, event: bytes) -> None:
     """An error event and the end, unless the client has stopped reading: then the connection is cut."""
     try:
         async with asyncio.timeout(LAST_WORD_S):
             await send({"type": "http.response.body", "body": event})
     except TimeoutError:
-        return
+        cut(scope)
+
+
+def cut(scope: Scope) -> None:
+    """Drop the connection and what is buffered for it; to close it would wait for the client to read that."""
+    scope["extensions"][ABORT]["call"]()

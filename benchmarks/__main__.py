@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.machine import machine
 
-NAMES = ("loop", "engine", "serving")
+NAMES = ("kernels", "loop", "engine", "serving")
 
 
 def main(names: list[str]) -> int:

@@ -59,7 +59,7 @@ class EngineEvents(Protocol):
     def on_failed(self, failed: Failed) -> None: ...
 
     def on_dead(self, reason: str) -> None:
-        """The engine had started and is gone, without `stop`; called once, after everything it had sent."""
+        """The engine is gone, after `start` had returned and without `stop`; called once, after all it had sent."""
 
 
 class EngineClient(Protocol):
@@ -120,7 +120,7 @@ class EngineProcess:
         self._alive = {"process", "socket", "output"}
         self._last_line = ""
         self._welcomed = False
-        self._served = False
+        self._started = False
         self._stopping = False
         self._failure: EngineError | None = None
 
@@ -148,12 +148,16 @@ class EngineProcess:
         if self._process is None:
             await self.spawn()
         try:
-            return await self._ready
+            ready = await self._ready
         except asyncio.CancelledError:
             await self.abandon()
             raise
         finally:
             self._handshake.cancel()
+        if self._ended.done():
+            raise EngineDied(self._ended.result())
+        self._started = True
+        return ready
 
     async def abandon(self) -> None:
         """End by force what was spawned and will not be waited for."""
@@ -258,7 +262,7 @@ class EngineProcess:
         self._ended.set_result(reason)
         if not self._ready.done():
             self._ready.set_exception(self._failure or EngineDied(reason))
-        elif self._served and not self._stopping:
+        elif self._started and not self._stopping:
             self._events.on_dead(reason)
 
     def _reason(self) -> str:
@@ -300,10 +304,8 @@ class EngineProcess:
             self._events.on_progress(message)
         elif isinstance(message, LoadFailed):
             self._fail(LoadRefused(message.kind, message.message))
-        else:
-            self._served = True
-            if not self._ready.done():
-                self._ready.set_result(message)
+        elif not self._ready.done():
+            self._ready.set_result(message)
 
     def _check(self, welcome: Welcome) -> None:
         self._welcomed = True

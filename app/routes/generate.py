@@ -6,30 +6,35 @@ Every error that can be known is known here, before the first byte of an answer.
 import uuid
 from typing import TypeVar
 
+from fastapi import APIRouter
 from starlette.requests import Request
 
 from app.answers import Answer, ChatAnswer, CompletionAnswer
 from app.record import ChoiceRequest
 from app.schemas.body import parse
 from app.schemas.chat import ChatBody
-from app.schemas.common import GenerationBody
 from app.schemas.completions import CompletionBody
-from app.service import Service
+from app.schemas.generation import GenerationBody
+from app.service import Service, service_of
 from app.streaming import PlainResponse, StreamResponse
+
+router = APIRouter()
 
 Body = TypeVar("Body", bound=GenerationBody)
 
 
+@router.post("/v1/chat/completions", response_model=None)
 async def chat_completions(request: Request) -> PlainResponse | StreamResponse:
-    service: Service = request.app
+    service = service_of(request)
     async with service.intake(request.scope, request.receive) as raw:
         body = _accept(service, raw, ChatBody)
         prompt = await service.prompts.chat(body.template_messages(), service.max_context)
         return _admit(request, body, [prompt], ChatAnswer, body.logprobs_asked, f"chatcmpl-{uuid.uuid4().hex}")
 
 
+@router.post("/v1/completions", response_model=None)
 async def completions(request: Request) -> PlainResponse | StreamResponse:
-    service: Service = request.app
+    service = service_of(request)
     async with service.intake(request.scope, request.receive) as raw:
         body = _accept(service, raw, CompletionBody)
         prompts = [await service.prompts.completion(prompt, service.max_context) for prompt in body.prompts]
@@ -51,9 +56,8 @@ def _admit(
     logprobs: int | None,
     answer_id: str,
 ) -> PlainResponse | StreamResponse:
-    service: Service = request.app
-    choices = _choices(service, body, prompts, logprobs)
-    generation = service.scheduler.admit(request.state.request_id, choices)
+    service = service_of(request)
+    choices = _choices(service, body, prompts, logprobs, starts_anew=answer_type is ChatAnswer)
     answer = answer_type(
         answer_id,
         service.now(),
@@ -64,13 +68,14 @@ def _admit(
         include_usage=body.wants_usage,
     )
     response = StreamResponse if body.stream else PlainResponse
+    generation = service.scheduler.admit(request.state.request_id, choices)
     return response(generation, answer, body.choices, service.delivery)
 
 
 def _choices(
-    service: Service, body: GenerationBody, prompts: list[list[int]], logprobs: int | None
+    service: Service, body: GenerationBody, prompts: list[list[int]], logprobs: int | None, *, starts_anew: bool
 ) -> list[ChoiceRequest]:
-    """`n` choices of each prompt, in the order of their indices."""
+    """`n` choices of each prompt, in the order of their indices; a chat's answer starts anew."""
     seed = body.resolved_seed()
     stop_ids = () if body.ignore_eos else service.prompts.stop_ids
     return [
@@ -80,6 +85,8 @@ def _choices(
             max_tokens=min(body.limit or service.max_context, service.max_context - len(prompt)),
             stop_ids=stop_ids,
             stops=body.stops,
+            cache_prompt=body.cache_prompt is not False,
+            drop_leading_space=starts_anew and service.prompts.adds_space,
         )
         for prompt in prompts
         for choice in range(body.choices)

@@ -4,10 +4,13 @@
 other servers call it, say that a request would be admitted now.
 """
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.service import Service
+from app.service import service_of
+
+router = APIRouter()
 
 OK = b'{"status":"ok"}'
 
@@ -16,13 +19,15 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
 
+@router.get("/live")
 async def live(request: Request) -> Response:
     return _json(OK)
 
 
+@router.get("/ready")
+@router.get("/health")
 async def ready(request: Request) -> Response:
-    service: Service = request.app
-    refusal = service.refusal()
+    refusal = service_of(request).refusal()
     if refusal is not None:
         raise refusal
     return _json(OK)

@@ -3,11 +3,14 @@
 from typing import Any
 
 import msgspec
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import ModelNotFound
-from app.service import Service
+from app.service import Service, service_of
+
+router = APIRouter()
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -18,12 +21,14 @@ def _json(value: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
+@router.get("/v1/models")
 async def list_models(request: Request) -> Response:
-    return _json({"object": "list", "data": [_model(request.app)]})
+    return _json({"object": "list", "data": [_model(service_of(request))]})
 
 
+@router.get("/v1/models/{id:path}")
 async def get_model(request: Request) -> Response:
-    service: Service = request.app
+    service = service_of(request)
     if request.path_params["id"] != service.model_id:
         raise ModelNotFound(service.model_id)
     return _json(_model(service))

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 
 from app.access import header
 from app.errors import BodyTooLarge, InvalidRequest, UnsupportedParameter
+from app.schemas.elements import ElementCounter
 
 MIB = 1 << 20
 PLACE = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
@@ -24,15 +25,18 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Schema = TypeVar("Schema", bound=msgspec.Struct)
 
 
-async def read_body(scope: Scope, receive: Receive, limit_mib: int, count: Callable[[int], None]) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, limit_mib: int, max_elements: int, count: Callable[[int], None]
+) -> bytes:
     """The whole body; `count` is told of each part's bytes as it comes, and may raise.
 
-    Raises BodyTooLarge as soon as it is known to be, and ClientDisconnect.
+    Raises BodyTooLarge and InvalidRequest (too many elements) as soon as it is known, and ClientDisconnect.
     """
     limit = limit_mib * MIB
     declared = header(scope, b"content-length")
     if declared.isdigit() and int(declared) > limit:
         raise BodyTooLarge(limit_mib)
+    elements = ElementCounter(max_elements)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -44,6 +48,7 @@ async def read_body(scope: Scope, receive: Receive, limit_mib: int, count: Calla
         if size > limit:
             raise BodyTooLarge(limit_mib)
         count(len(part))
+        elements.feed(part)
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from app.errors import InvalidRequest, UnsupportedParameter
-from app.schemas.common import GenerationBody, Limit, NothingIn, Refused, TopLogprobs, refuse_unless
+from app.schemas.generation import GenerationBody, Limit, NothingIn, Refused, TopLogprobs, refuse_unless
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from app.errors import InvalidRequest
-from app.schemas.common import MAX_CHOICES, GenerationBody, Refused, TopLogprobs, refuse_unless
+from app.schemas.generation import MAX_CHOICES, GenerationBody, Refused, TopLogprobs, refuse_unless
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's own default on this route."""

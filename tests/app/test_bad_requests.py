@@ -274,3 +274,18 @@ def test_our_own_failure_is_a_500_that_says_nothing(hello: Running, monkeypatch:
     monkeypatch.undo()
     assert httpx.post(hello.url + CHAT, json=body()).status_code == 200
     assert hello.call(lambda inside: inside.scheduler.inflight_bytes) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "start", "element"),
+    [
+        ("/v1/completions", b'{"model": "bytes", "prompt": [', b"1,"),
+        ("/v1/completions", b'{"model": "bytes", "prompt": [', b'"",'),
+        (CHAT, b'{"model": "bytes", "messages": [', b'{"role": "user", "content": ""},'),
+        (CHAT, b'{"model": "bytes", "messages": [], "metadata": {', b'"k": "v",'),
+    ],
+)
+def test_a_body_of_structure_is_refused_while_it_comes(hello: Running, path: str, start: bytes, element: bytes) -> None:
+    answer = httpx.post(hello.url + path, content=start + element * 2_000_000, timeout=30)
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "too_many_elements")
+    assert hello.call(lambda inside: inside.scheduler.inflight_bytes) == 0

@@ -172,7 +172,9 @@ def test_what_the_engine_is_asked() -> None:
             max_tokens=7,
             extra_body={"top_k": 3, "min_p": 0.05, "repetition_penalty": 1.1},
         )
-    assert [submit.sampling.choice for submit in seen] == [0, 1]
+        client.chat.completions.create(model="bytes", messages=USER, extra_body={"cache_prompt": False})
+    assert [submit.sampling.choice for submit in seen] == [0, 1, 0]
+    assert [submit.cache_prompt for submit in seen] == [True, True, False]
     sampling = seen[0].sampling
     assert (sampling.seed, sampling.temperature, sampling.top_p, sampling.top_k) == (5, 0.3, 0.9, 3)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.presence_penalty) == (0.05, 1.1, 0.1)
@@ -202,7 +204,7 @@ async def test_the_async_client(hello: Running) -> None:
 async def test_32_streams_at_once_equal_their_solo_texts() -> None:
     def script(submit: Any) -> list[int]:
         seed = submit.sampling.seed
-        return says("".join(f"{seed}·{position} " for position in range(40)))
+        return says("".join(f"{seed}·{position} " for position in range(15)))
 
     with service(script) as running:
         async with openai.AsyncOpenAI(base_url=running.v1, api_key="unused") as client:

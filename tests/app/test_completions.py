@@ -5,6 +5,8 @@ from typing import Any
 import openai
 import pytest
 
+from engine.messages import Submit
+from tests.app.byte_model import BOS, ByteTokenizer
 from tests.app.running import Running, says, service
 
 
@@ -80,3 +82,22 @@ def test_logprobs_of_half_a_character() -> None:
         assert logprobs.tokens == ["bytes:\\xc3", "bytes:\\xa9", "!"]
         assert logprobs.text_offset == [0, 1, 1]
         assert logprobs.top_logprobs is None
+
+
+def test_a_completion_goes_on_where_a_chat_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SentencePiece-style: the space of the first word belongs between a prompt and its completion, not before a chat's
+    answer; both prompts begin with the token for the beginning, once."""
+    monkeypatch.setattr(ByteTokenizer, "adds_space", True)
+    monkeypatch.setattr(ByteTokenizer, "add_bos", True)
+    prompts: list[list[int]] = []
+
+    def script(submit: Submit) -> list[int]:
+        prompts.append(submit.prompt_ids)
+        return says(" you")
+
+    with service(script) as running:
+        client = openai.OpenAI(base_url=running.v1, api_key="unused")
+        assert client.completions.create(model="bytes", prompt="Hello").choices[0].text == " you"
+        chat = client.chat.completions.create(model="bytes", messages=[{"role": "user", "content": "Hello"}])
+        assert chat.choices[0].message.content == "you"
+    assert [(ids[0], ids.count(BOS)) for ids in prompts] == [(BOS, 1)] * 2

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from app.banner import curl_line
 from app.demo_model import SMOLLM2
 from app.settings import load_settings
-from tests.app.process import TINY, Served, serving, ullage
+from tests.app.process import ROOT, TINY, Served, environment, serving, ullage
 from tests.app.raw_client import events
 
 LONG: Any = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
@@ -136,6 +138,22 @@ def test_ctrl_c_ends_at_once_and_cleanly(tmp_path: Path) -> None:
         assert served.process.stdout.read() == ""
 
 
+@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_can_be_ended_while_it_loads(tmp_path: Path, with_signal: signal.Signals) -> None:
+    command = [sys.executable, "-P", "-m", "app", "serve", "--port", "0", "--ops-port", "0", "--model", str(TINY)]
+    command += ["--state-dir", str(tmp_path)]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not (engines := children.read_text().split()):
+            time.sleep(0.01)
+        process.send_signal(with_signal)
+        assert process.communicate() == (b"", None)
+    assert process.returncode == 0
+    [engine] = map(int, engines)
+    while is_alive(engine):
+        time.sleep(0.01)
+
+
 def test_sigterm_lets_running_answers_end(tmp_path: Path) -> None:
     with serving("--model", str(TINY), state=tmp_path) as served:
         body = {"model": "model", "prompt": "x", "stream": True, "max_tokens": 900, "ignore_eos": True}
@@ -225,7 +243,15 @@ def test_check_starts_and_ends(tmp_path: Path) -> None:
     assert "--max-batch 64\n" in done.stdout
 
 
-def test_the_demo_model_answers(tmp_path: Path) -> None:
+def readme_snippets() -> tuple[str, str]:
+    """The curl line and the SDK program, as the README prints them."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [curl] = re.findall(r"```\n(curl .*?)\n```", readme, re.DOTALL)
+    [program] = re.findall(r"```python\n(from openai .*?)\n```", readme, re.DOTALL)
+    return curl, program
+
+
+def test_the_demo_model_answers_and_the_readme_works_as_printed(tmp_path: Path) -> None:
     cached = Path(load_settings({}).cache_dir) / "models" / Path(SMOLLM2.member).name
     if not cached.is_file():
         pytest.skip(f"the demo model is not in the cache ({cached}); `make serve` fetches it")
@@ -237,3 +263,15 @@ def test_the_demo_model_answers(tmp_path: Path) -> None:
             max_tokens=24,
         )
         assert "Paris" in (answer.choices[0].message.content or "")
+        curl, program = (
+            text.replace("http://127.0.0.1:8000", served.v1.removesuffix("/v1")) for text in readme_snippets()
+        )
+        # Only the length is ours: a poem of the model's own length takes long on a small machine.
+        curl = curl.replace('"messages"', '"max_tokens": 8, "messages"')
+        program = program.replace("stream=True", "stream=True, max_tokens=8")
+        assert '"finish_reason":"length"' in run(["bash", "-c", curl])
+        assert run([sys.executable, "-c", program]).strip()
+
+
+def run(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -1,5 +1,6 @@
 """Answers byte by byte, through raw sockets."""
 
+import asyncio
 import itertools
 import socket
 import struct
@@ -26,6 +27,17 @@ def body(**fields: Any) -> dict[str, Any]:
 def idle(inside: Service) -> bool:
     scheduler = inside.scheduler
     return scheduler.running == scheduler.waiting == scheduler.held == scheduler.inflight_bytes == 0
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the connection ends, however it does."""
+    received = b""
+    try:
+        while part := connection.recv(1 << 16):
+            received += part
+    except ConnectionResetError:
+        return received
+    return received
 
 
 @pytest.fixture
@@ -208,6 +220,20 @@ def test_an_error_before_the_first_byte_is_a_status(endless: Running) -> None:
     answer = httpx.post(endless.url + CHAT, json=body())
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "poison"
+
+
+def test_a_reader_that_does_not_read_is_cut_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.streaming.LAST_WORD_S", 0.1)
+    verbose = {"stream": True, "max_tokens": 10_000_000, "logprobs": True, "top_logprobs": 20}
+    engine = {"max_context": 1 << 30}
+    with service(lambda submit: ENDLESS, engine=engine, settings={"request_timeout": 1.5}) as running:
+        tasks = running.call(lambda inside: len(asyncio.all_tasks()))
+        with connect(running.url) as slow:
+            slow.sendall(post(CHAT, body(**verbose)))
+            running.wait_until(lambda inside: inside.scheduler.inflight_bytes > 1 << 20)  # sockets take no more
+            running.wait_until(lambda inside: len(asyncio.all_tasks()) == tasks)
+            assert not everything(slow).endswith(b"0\r\n\r\n")
+            assert running.call(idle)
 
 
 @pytest.mark.parametrize("stream", [True, False])

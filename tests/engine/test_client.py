@@ -66,13 +66,9 @@ def model(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def has_children() -> bool:
-    """Running ones and zombies."""
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
+def children() -> set[str]:
+    """Process ids of running ones and zombies."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +80,11 @@ def libuv() -> None:
 @pytest.fixture(autouse=True)
 async def nothing_left(libuv: None) -> AsyncIterator[None]:
     """Whatever happened: no descriptor, no child and no zombie is left."""
-    before = set(os.listdir("/proc/self/fd"))
+    fds_before, children_before = set(os.listdir("/proc/self/fd")), children()
     yield
     await asyncio.sleep(0)
-    assert set(os.listdir("/proc/self/fd")) == before
-    assert not has_children()
+    assert set(os.listdir("/proc/self/fd")) == fds_before
+    assert children() <= children_before
 
 
 def engine(mode: str, listener: Listener, model: int, generation: int = 1) -> EngineProcess:
@@ -186,6 +182,39 @@ async def test_frames_of_another_generation_are_dropped(model: int) -> None:
     await listener.until_released()
     assert listener.tokens == list(range(30))
     await child.stop(5)
+
+
+async def test_a_head_start(model: int) -> None:
+    """The child runs before anybody waits for it; whoever listens then hears of everything from then on."""
+    child = engine("good", Listener(), model)
+    await child.spawn()
+    listener = Listener()
+    child.listen(listener)
+    await child.start()
+    child.submit(submit(max_tokens=5))
+    await listener.until_released()
+    assert listener.tokens == list(range(5))
+    await child.stop(5)
+
+
+@pytest.mark.parametrize("mode", ["good", "slow-load", "stillborn"])
+async def test_a_head_start_that_nobody_takes_up(mode: str, model: int) -> None:
+    child = engine(mode, Listener(), model)
+    await child.spawn()
+    await asyncio.sleep(0.2)
+    await child.abandon()
+
+
+async def test_a_death_before_anybody_waits_is_told_by_start(model: int) -> None:
+    listener = Listener()
+    child = engine("good", listener, model)
+    await child.spawn()
+    await asyncio.shield(child._ready)
+    child.kill()
+    await child.wait()
+    with pytest.raises(EngineDied, match="signal 9"):
+        await child.start()
+    assert listener.deaths == []
 
 
 async def test_two_engines_at_once(model: int) -> None:

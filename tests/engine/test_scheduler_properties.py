@@ -136,7 +136,7 @@ class Lives(RuleBasedStateMachine):
 
 
 Lives.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=200,
     stateful_step_count=25,
     deadline=None,
     report_multiple_bugs=False,

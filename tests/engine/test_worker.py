@@ -18,7 +18,19 @@ from engine.client import EngineLauncher, EngineProcess
 from engine.config import EngineConfig
 from engine.errors import HandshakeError, LoadRefused
 from engine.framing import TO_SERVICE, FrameReader, encode
-from engine.messages import SCHEMA, Failed, Heartbeat, Hello, LoadProgress, Ready, Sampling, Step, Submit, Welcome
+from engine.messages import (
+    SCHEMA,
+    Failed,
+    Heartbeat,
+    Hello,
+    LoadFailed,
+    LoadProgress,
+    Ready,
+    Sampling,
+    Step,
+    Submit,
+    Welcome,
+)
 from tests.golden.cases import COMMITTED
 
 MODEL = COMMITTED / "models/llama-Q4_1-s1/model.gguf"
@@ -127,15 +139,18 @@ async def test_it_beats_and_leaves_the_signals_to_its_service() -> None:
     assert os.getpgid(engine.pid) != os.getpgid(0)
     os.kill(engine.pid, signal.SIGINT)
     os.kill(engine.pid, signal.SIGTERM)
-    engine.submit(submit(1, max_tokens=10**6))
     beats: list[Heartbeat] = []
+    sequence = 0
     async with asyncio.timeout(60):
         while {beat.busy for beat in beats} != {True, False}:
             if engine.heartbeat is not None and engine.heartbeat not in beats:
                 beats.append(engine.heartbeat)
-                if beats[-1].busy and beats[-1].step > 0:
-                    engine.cancel([1])
-            await asyncio.sleep(0.01)
+            if not any(beat.busy for beat in beats):
+                sequence += 1  # one may be through before the next beat
+                engine.submit(submit(sequence, max_tokens=10**6))
+            else:
+                engine.cancel(list(range(1, sequence + 1)))
+            await asyncio.sleep(0.1)
     assert beats[-1].step_seconds == 0.0
     assert listener.deaths == []
     await engine.stop(10)
@@ -187,8 +202,8 @@ class Service:
         self._reader = FrameReader(TO_SERVICE, 1)
         self._messages: list[object] = []
 
-    def greet(self, model_fd: int) -> None:
-        self.sock.sendall(encode(1, Hello(build_id(), SCHEMA, 1, config(), model_fd)))
+    def greet(self, model_fd: int, **settings: object) -> None:
+        self.sock.sendall(encode(1, Hello(build_id(), SCHEMA, 1, config(**settings), model_fd)))
         assert isinstance(self.next(Welcome), Welcome)
 
     def next(self, kind: type) -> object:
@@ -248,6 +263,20 @@ def test_a_connection_that_closes_before_the_handshake() -> None:
     ours.close()
     _, errors = worker.communicate(timeout=GONE_S)
     assert (worker.returncode, errors) == (1, b"the service closed the connection before the handshake\n")
+
+
+def test_a_refusal_has_its_own_exit_code() -> None:
+    ours, theirs = socket.socketpair()
+    with model_descriptor() as model_fd, ours:
+        with theirs:
+            worker = spawn_worker(theirs, model_fd)
+        service = Service(ours)
+        service.greet(model_fd, max_context=10**6)
+        refusal = service.next(LoadFailed)
+        _, errors = worker.communicate(timeout=60)
+    assert isinstance(refusal, LoadFailed)
+    assert refusal.kind == "ConfigError"
+    assert (worker.returncode, errors) == (2, b"")
 
 
 def is_alive(pid: int) -> bool:

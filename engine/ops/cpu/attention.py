@@ -1,8 +1,9 @@
 """attention: out = softmax(Q Kᵀ / sqrt(dim)) V over each row's own and earlier positions, grouped heads, paged KV.
 
 One piece of work is a few rows of one sequence and one KV head, with all query heads that share it. It walks the
-sequence's blocks in order. Per block: K and V are widened to float32 as they are stored (tokens of this very forward
-too), scores by dot_tile, then the running softmax: with peak m and mass l so far,
+sequence's blocks in order. K and V are read as they are stored, tokens of this very forward too: float32 in place, the
+other types widened a block at a time. K is turned to [dim, token], so that scores need no sum over lanes. Then the
+running softmax, with peak m and mass l so far:
 
     m' = max(m, max s),  p = e^(s - m'),  l' = l e^(m - m') + sum p,  acc' = acc e^(m - m') + p V.
 
@@ -51,7 +52,7 @@ ONE, ZERO, NOTHING = np.float32(1.0), np.float32(0.0), np.float32(-np.inf)
 MIX = 4
 """Vectors of sixteen dimensions that the large mix tile covers."""
 
-mix_4x4, mix_4x1, mix_1x4, mix_1x1 = mix_tile(TILE, MIX), mix_tile(TILE, 1), mix_tile(1, MIX), mix_tile(1, 1)
+mix_4x4, mix_4x1 = mix_tile(TILE, MIX), mix_tile(TILE, 1)
 
 
 def padded(dim: int) -> int:
@@ -61,7 +62,7 @@ def padded(dim: int) -> int:
 
 def scratch_elements(heads: Heads) -> int:
     """float32 elements of scratch that one thread needs."""
-    queries = max(QUERIES, heads.heads // heads.kv_heads)
+    queries = max(QUERIES, heads.heads // heads.kv_heads) + TILE
     return padded(queries * (2 * padded(heads.dim) + BLOCK_TOKENS + 2) + 3 * BLOCK_TOKENS * padded(heads.dim))
 
 
@@ -77,39 +78,55 @@ def pieces(spans: Ints, heads: Heads) -> Ints:
 
 
 @inner
-def _places(at, queries, wide):  # type: ignore[no-untyped-def]
-    """Where scores, keys, keys turned, values, peaks and masses lie in scratch from `at` on."""
-    block = BLOCK_TOKENS * wide
-    k = at + queries * BLOCK_TOKENS
-    return at, k, k + block, k + 2 * block, k + 3 * block, k + 3 * block + queries
+def _places(room, wide):  # type: ignore[no-untyped-def]
+    """Where queries, results, scores, keys, keys turned, values, peaks and masses of `room` queries lie in scratch."""
+    score, block = 2 * room * wide, BLOCK_TOKENS * wide
+    k = score + room * BLOCK_TOKENS
+    peaks = k + 3 * block
+    return 0, room * wide, score, k, k + block, k + 2 * block, peaks, peaks + room
 
 
 @inner
-def _widen(memory, size, scales, half, block, ahead, head, count, wide, s, at):  # type: ignore[no-untyped-def]
-    """`count` stored vectors as float32 [count, wide] to place `at` of scratch; those of block `ahead` are asked for.
+def _first_byte(memory, half, block, head):  # type: ignore[no-untyped-def]
+    _, blocks, heads, tokens, vector = memory.shape
+    return ((half * blocks + block) * heads + head) * tokens * vector
 
-    `memory` is the layer's K and V as bytes, `size` the bytes of an element, which name its type.
-    """
-    _, blocks, heads, _, vector = memory.shape
+
+@inner
+def _ask(memory, byte, size):  # type: ignore[no-untyped-def]
+    for line in range(byte, byte + size, LINE):
+        prefetch(memory, line)
+    return byte + size
+
+
+@inner
+def _widen(memory, byte, size, scales, count, s, at, wide):  # type: ignore[no-untyped-def]
+    """`count` vectors stored from `byte` on, of elements of `size` bytes, as float32 [count, wide] to place `at`."""
+    vector = memory.shape[4]
     dim = vector // size
-    here = ((half * blocks + block) * heads + head) * BLOCK_TOKENS * vector
-    there = ((half * blocks + ahead) * heads + head) * BLOCK_TOKENS * vector
     for t in range(count):
-        for line in range(0, vector, LINE):
-            prefetch(memory, there + t * vector + line)
-        to = at + t * wide
+        here, to = byte + t * vector, at + t * wide
         if size == 4:
             for d in range(0, dim, LANES):
-                store(s, to + d, load_floats(memory, here + 4 * (t * dim + d)))
+                store(s, to + d, load_floats(memory, here + 4 * d))
         elif size == 2:
             for d in range(0, dim, LANES):
-                store(s, to + d, load_halves(memory, here + 2 * (t * dim + d)))
+                store(s, to + d, load_halves(memory, here + 2 * d))
         else:
-            scale = splat(half_value(scales[half, block, head, t]))
+            scale = splat(half_value(scales[t]))
             for d in range(0, dim, LANES):
-                store(s, to + d, multiply(load_codes(memory, here + t * dim + d), scale))
+                store(s, to + d, multiply(load_codes(memory, here + d), scale))
         for d in range(dim, wide):
             s[to + d] = ZERO
+
+
+@inner
+def _turn(memory, byte, step, count, s, turned, wide, soon, later, share):  # type: ignore[no-untyped-def]
+    """Vectors that lie `step` bytes apart, turned to [wide, 64]; meanwhile `share` bytes of `later` are asked for."""
+    for t in range(0, count, LANES):
+        for d in range(0, wide, LANES):
+            soon = _ask(later, soon, share)
+            transpose(memory, byte + t * step + 4 * d, step, s, turned + d * BLOCK_TOKENS + t, BLOCK_TOKENS)
 
 
 @inner
@@ -135,62 +152,69 @@ def _softmax(scratch, score, seen, peak, mass, acc, wide):  # type: ignore[no-un
 
 
 @inner
-def _mix(s, p, p_step, v, count, out, width, first, last):  # type: ignore[no-untyped-def]
-    """out[i] += sum over t < count of p[i, t] * v[t] for first <= i < last: out and v `width` wide, all within s."""
-    i = first
-    while i < last:
-        large = i + TILE <= last
-        a, o, d = p + i * p_step, out + i * width, 0
+def _mix(s, p, p_step, v, at, count, out, width, first, last):  # type: ignore[no-untyped-def]
+    """out[i] += sum over t < count of p[i, t] * v[t] for first <= i < last; `width` wide, p and out within s.
+
+    Only whole tiles: up to three rows after the last are computed too, and hold nothing.
+    """
+    for i in range(first, last, TILE):
+        d = 0
+        while d + MIX * LANES <= width:
+            mix_4x4(s, p + i * p_step, p_step, v, at + d, width, count, s, out + i * width + d, width)
+            d += MIX * LANES
         while d < width:
-            whole = d + MIX * LANES <= width
-            if large and whole:
-                mix_4x4(s, a, p_step, s, v + d, width, count, s, o + d, width)
-            elif large:
-                mix_4x1(s, a, p_step, s, v + d, width, count, s, o + d, width)
-            elif whole:
-                mix_1x4(s, a, p_step, s, v + d, width, count, s, o + d, width)
-            else:
-                mix_1x1(s, a, p_step, s, v + d, width, count, s, o + d, width)
-            d += MIX * LANES if whole else LANES
-        i += TILE if large else 1
+            mix_4x1(s, p + i * p_step, p_step, v, at + d, width, count, s, out + i * width + d, width)
+            d += LANES
 
 
 @inner
-def _begin(qkv, first_row, head, group, dim, queries, wide, s, q, acc, peaks, masses):  # type: ignore[no-untyped-def]
+def _begin(qkv, first_row, head, group, dim, queries, room, wide, s, q, acc, peaks, masses):  # type: ignore[no-untyped-def]
     root = ONE / np.sqrt(np.float32(dim))
+    for i in range(room * wide):
+        s[q + i] = s[acc + i] = ZERO
     for i in range(queries):
         start = (head * group + i % group) * dim
-        for d in range(wide):
-            s[q + i * wide + d] = qkv[first_row + i // group, start + d] * root if d < dim else ZERO
-            s[acc + i * wide + d] = ZERO
+        for d in range(dim):
+            s[q + i * wide + d] = qkv[first_row + i // group, start + d] * root
         s[peaks + i], s[masses + i] = NOTHING, ZERO
 
 
 @inner
 def _piece(qkv, first_row, rows, position, table, head, group, memory, size, scales, out, s):  # type: ignore[no-untyped-def]
-    dim = memory.shape[4] // size
+    dim, vector = memory.shape[4] // size, memory.shape[4]
     wide, queries = (dim + LANES - 1) // LANES * LANES, rows * group
-    q, acc = 0, queries * wide
-    score, k, turned, v, peaks, masses = _places(acc + queries * wide, queries, wide)
-    _begin(qkv, first_row, head, group, dim, queries, wide, s, q, acc, peaks, masses)
+    room = queries + TILE
+    q, acc, score, k, turned, v, peaks, masses = _places(room, wide)
+    direct = size == 4 and dim == wide  # K and V are read where they are stored
+    floats, raw = memory.reshape(memory.size).view(np.float32), s.view(np.uint8)
+    _begin(qkv, first_row, head, group, dim, queries, room, wide, s, q, acc, peaks, masses)
     last = position + rows - 1
     for b in range(last // BLOCK_TOKENS + 1):
-        begin = b * BLOCK_TOKENS
+        begin, block = b * BLOCK_TOKENS, table[b]
         count = min(BLOCK_TOKENS, last + 1 - begin)
+        keys, values = _first_byte(memory, 0, block, head), _first_byte(memory, 1, block, head)
+        # While this block is worked on the next one is fetched, a little at a time: in one go the core would wait.
         ahead = table[min(b + 1, last // BLOCK_TOKENS)]
-        _widen(memory, size, scales, 0, table[b], ahead, head, count, wide, s, k)
-        _widen(memory, size, scales, 1, table[b], ahead, head, count, wide, s, v)
-        for t in range(0, count, LANES):
-            for d in range(0, wide, LANES):
-                transpose(s, k + t * wide + d, wide, turned + d * BLOCK_TOKENS + t, BLOCK_TOKENS)
+        soon, later = _first_byte(memory, 0, ahead, head), _first_byte(memory, 1, ahead, head)
+        share = vector * BLOCK_TOKENS // (wide * BLOCK_TOKENS // LANES // LANES)
+        if direct:
+            _turn(memory, keys, vector, count, s, turned, wide, soon, memory, share)
+        else:
+            _widen(memory, keys, size, scales[0, block, head], count, s, k, wide)
+            _widen(memory, values, size, scales[1, block, head], count, s, v, wide)
+            _turn(raw, 4 * k, 4 * wide, count, s, turned, wide, soon, memory, share)
         first = max(0, begin - position) * group  # earlier rows end before this block
-        for i in range(score + first * BLOCK_TOKENS, score + queries * BLOCK_TOKENS):
+        for i in range(score + first * BLOCK_TOKENS, score + room * BLOCK_TOKENS):
             s[i] = ZERO
-        _mix(s, q, wide, turned, wide, score, BLOCK_TOKENS, first, queries)
+        _mix(s, q, wide, s, turned, wide, score, BLOCK_TOKENS, first, queries)
         for i in range(first, queries):
+            later = _ask(memory, later, vector * BLOCK_TOKENS // (queries - first))
             seen = min(count, position + i // group + 1 - begin)
             _softmax(s, score + i * BLOCK_TOKENS, seen, peaks + i, masses + i, acc + i * wide, wide)
-        _mix(s, score, BLOCK_TOKENS, v, count, acc, wide, first, queries)
+        if direct:
+            _mix(s, score, BLOCK_TOKENS, floats, values // 4, count, acc, wide, first, queries)
+        else:
+            _mix(s, score, BLOCK_TOKENS, s, v, count, acc, wide, first, queries)
     for i in range(queries):
         start = (head * group + i % group) * dim
         for d in range(dim):

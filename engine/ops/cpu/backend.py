@@ -10,7 +10,7 @@ from engine.kv_cache.storage import KvStorage
 from engine.ops.backend import Heads, Rope
 from engine.ops.cpu import attention, embed, experts, rmsnorm, rope, route, silu_mul, store
 from engine.ops.cpu.linear import Matrix, linear
-from engine.ops.cpu.memory import aligned_empty, empty_rows
+from engine.ops.cpu.memory import Results, aligned_empty
 from engine.ops.cpu.tile import TILE
 from engine.ops.rows import Ints, Rows
 
@@ -33,6 +33,7 @@ class CpuOps:
         self.kv = kv
         self.threads = threads
         self._heads = heads
+        self._results = Results()
         self._panels: Floats = aligned_empty((threads, TILE * widest))
         self._scratch: Floats = aligned_empty((threads, attention.scratch_elements(heads)))
 
@@ -42,12 +43,12 @@ class CpuOps:
         return CpuStep(rows, cos, sin, turn.interleaved, attention.pieces(rows.spans, self._heads))
 
     def embed(self, table: Matrix, step: CpuStep) -> Floats:
-        out = empty_rows(len(step.rows), table.shape[2])
+        out = self._results.take(len(step.rows), table.shape[2])
         embed.embed(step.rows.tokens, table, out)
         return out
 
     def rmsnorm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        out = empty_rows(*x.shape)
+        out = self._results.take(*x.shape)
         rmsnorm.rmsnorm(x, weight, eps, out, self.threads)
         return out
 
@@ -56,7 +57,7 @@ class CpuOps:
         if onto is not None:
             linear(x, starts, matrix, onto, self._panels, onto=True)
             return onto
-        out = empty_rows(len(x), matrix.shape[1])
+        out = self._results.take(len(x), matrix.shape[1])
         linear(x, starts, matrix, out, self._panels)
         return out
 
@@ -70,12 +71,12 @@ class CpuOps:
         store.store(qkv, heads, step.rows, self.kv, layer)
 
     def attention(self, qkv: Floats, heads: Heads, layer: int, step: CpuStep) -> Floats:
-        out = empty_rows(len(qkv), heads.heads * heads.dim)
+        out = self._results.take(len(qkv), heads.heads * heads.dim)
         attention.attention(qkv, heads, step.pieces, step.rows.tables, self.kv, layer, out, self._scratch)
         return out
 
     def silu_mul(self, gate_up: Floats) -> Floats:
-        out = empty_rows(len(gate_up), gate_up.shape[1] // 2)
+        out = self._results.take(len(gate_up), gate_up.shape[1] // 2)
         silu_mul.silu_mul(gate_up, out, self.threads)
         return out
 
@@ -83,10 +84,10 @@ class CpuOps:
         return route.route(logits, used, normalise)
 
     def experts(self, x: Floats, chosen: Ints, shares: Floats, gate_up: Matrix, down: Matrix, onto: Floats) -> Floats:
-        experts.experts(x, chosen, shares, gate_up, down, onto, self._panels)
+        experts.experts(x, chosen, shares, gate_up, down, onto, self._panels, self._results)
         return onto
 
     def take(self, x: Floats, places: Ints) -> Floats:
-        out = empty_rows(len(places), x.shape[1])
+        out = self._results.take(len(places), x.shape[1])
         np.take(x, places, axis=0, out=out)
         return out

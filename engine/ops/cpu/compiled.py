@@ -6,15 +6,21 @@ process says where the cache lies (NUMBA_CACHE_DIR); without that it is the user
 """
 
 import hashlib
+import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core import config as numba_config
+from numba.core.caching import NullCache
 
+from engine.config import BLOCK_TOKENS
 from engine.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
 
@@ -23,16 +29,21 @@ SPIN_ROUNDS = "2000"
 work in that time (a wake-up costs 15 to 35 µs, and there are some 150 a step); between two steps the core is free for
 others, and a program that wants both cores gets them."""
 
-_uncached: list[str] = []
+_kernels: list[Any] = []
 
 
 def _source_stamp() -> str:
-    digest = hashlib.sha256()
+    """Names the code that kernels are compiled from: the files here that define any, and one constant from outside."""
+    digest = hashlib.sha256(str(BLOCK_TOKENS).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
+        text = source.read_bytes()
+        if re.search(rb"@(kernel|inner|word)\b", text):
+            digest.update(text)
     return digest.hexdigest()[:16]
 
 
+# Only there: numba would fall back on folders beside the sources, where a change in a called function goes unnoticed.
+numba_config.CACHE_LOCATOR_CLASSES = "UserProvidedCacheLocator"
 numba_config.CACHE_DIR = str(Path(numba_config.CACHE_DIR or Path.home() / ".cache/ullage/numba") / _source_stamp())
 
 
@@ -44,8 +55,8 @@ def kernel(*, parallel: bool = False) -> Callable[[Function], Function]:
         try:
             compiled = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # numba's word for: no folder can be written
-            _uncached.append(function.__name__)
             compiled = numba.njit(**options)(function)
+        _kernels.append(compiled)
         return compiled  # type: ignore[no-any-return]
 
     return decorate
@@ -58,7 +69,29 @@ def inner(function: Function) -> Function:
 
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept; None when no folder can be written and every start compiles anew."""
-    return None if _uncached else Path(numba_config.CACHE_DIR)
+    paths = {kernel.stats.cache_path for kernel in _kernels}
+    return None if None in paths else Path(numba_config.CACHE_DIR)
+
+
+def first_run(run: Callable[[], None]) -> None:
+    """Call `run`, which compiles kernels or loads them from the cache.
+
+    If the cache cannot be written, its disk being full perhaps, they are compiled without and that is said.
+    """
+    if cache_folder() is not None:
+        try:
+            return run()
+        except OSError as error:
+            log.warning("%s: cannot keep compiled kernels: %s", numba_config.CACHE_DIR, error.strerror)
+            for compiled in _kernels:
+                compiled._cache = NullCache()
+    log.warning("kernels are compiled anew at every start, because no folder can be written to keep them")
+    return run()
+
+
+def variants() -> dict[str, int]:
+    """How many signatures of each kernel, by its full name, are compiled in this process."""
+    return {f"{kernel.py_func.__module__}.{kernel.__name__}": len(kernel.signatures) for kernel in _kernels}
 
 
 def usable_cores() -> int:

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.ops.cpu.compiled import kernel
-from engine.ops.cpu.lanes import LANES, store, weights
+from engine.ops.cpu.lanes import LANES, fma, load_codes, splat_at, store
 from engine.ops.cpu.linear import Matrix
 
 Floats = npt.NDArray[np.float32]
@@ -17,7 +17,8 @@ def _embed(tokens, codes, scales, offsets, offset_step, shift, out):  # type: ig
     for m in range(len(tokens)):
         for k in range(0, cols, LANES):
             g = tokens[m] * groups + (k >> shift)
-            store(out, m * cols + k, weights(codes, tokens[m] * cols + k, scales, g, offsets, g * offset_step))
+            scale, offset = splat_at(scales, g), splat_at(offsets, g * offset_step)
+            store(out, m * cols + k, fma(load_codes(codes, tokens[m] * cols + k), scale, offset))
 
 
 def embed(tokens: npt.NDArray[np.int64], table: Matrix, out: Floats) -> None:

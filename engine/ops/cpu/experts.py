@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from engine.ops.cpu.compiled import kernel
 from engine.ops.cpu.linear import Matrix, linear
-from engine.ops.cpu.memory import empty_rows
+from engine.ops.cpu.memory import Results
 from engine.ops.cpu.silu_mul import silu_mul
 
 Floats = npt.NDArray[np.float32]
@@ -33,7 +33,14 @@ def _combine(results, places, shares, onto):  # type: ignore[no-untyped-def]
 
 
 def experts(
-    x: Floats, chosen: Ints, shares: Floats, gate_up: Matrix, down: Matrix, onto: Floats, panels: Floats
+    x: Floats,
+    chosen: Ints,
+    shares: Floats,
+    gate_up: Matrix,
+    down: Matrix,
+    onto: Floats,
+    panels: Floats,
+    results: Results,
 ) -> None:
     """x float32 [rows, hidden]; chosen int64 and shares float32 [rows, used]; onto float32 [rows, hidden].
 
@@ -46,10 +53,10 @@ def experts(
     places[order] = np.arange(len(order))
     starts = np.zeros(gate_up.shape[0] + 1, np.int64)
     np.cumsum(np.bincount(flat, minlength=gate_up.shape[0]), out=starts[1:])
-    gathered, both = empty_rows(rows * used, x.shape[1]), empty_rows(rows * used, gate_up.shape[1])
-    hidden, results = empty_rows(rows * used, down.shape[2]), empty_rows(rows * used, down.shape[1])
+    gathered, both = results.take(rows * used, x.shape[1]), results.take(rows * used, gate_up.shape[1])
+    inside, outputs = results.take(rows * used, down.shape[2]), results.take(rows * used, down.shape[1])
     _gather(x, order, used, gathered)
     linear(gathered, starts, gate_up, both, panels)
-    silu_mul(both, hidden, len(panels))
-    linear(hidden, starts, down, results, panels)
-    _combine(results, places, shares, onto)
+    silu_mul(both, inside, len(panels))
+    linear(inside, starts, down, outputs, panels)
+    _combine(outputs, places, shares, onto)

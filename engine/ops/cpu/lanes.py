@@ -192,7 +192,7 @@ def _code_values(builder: Builder, codes: Value) -> Value:
     return builder.sitofp(builder.sext(codes, ir.VectorType(I32, LANES)), VECTOR)
 
 
-# Sixteen values from a byte of a uint8 array on, as float32.
+# Sixteen values from a byte of a uint8 or int8 array on, as float32.
 load_floats = _stored(F32, lambda builder, floats: floats)
 load_halves = _stored(ir.HalfType(), lambda builder, halves: builder.fpext(halves, VECTOR))
 load_codes = _stored(I8, _code_values)
@@ -211,21 +211,14 @@ def store(typing_context, array, place, lanes):  # type: ignore[no-untyped-def]
 
 
 @word
-def weights(typing_context, codes, place, scales, scale, offsets, offset):  # type: ignore[no-untyped-def]
-    """Sixteen weights of one group: scales[scale] * codes[place:] + offsets[offset], rounded once."""
+def splat_at(typing_context, array, place):  # type: ignore[no-untyped-def]
+    """All lanes = the float32 at `place`."""
 
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Value:
-        kinds = signature.args[0::2]
-        bytes_, *factors = (
-            pointer(context, builder, kind, array, at, target)
-            for kind, array, at, target in zip(
-                kinds, arguments[0::2], arguments[1::2], (ir.VectorType(I8, LANES), F32, F32), strict=True
-            )
-        )
-        values = _code_values(builder, builder.load(bytes_, align=1))
-        return fused(builder, values, *(spread(builder, builder.load(factor)) for factor in factors))
+        array, place = arguments
+        return spread(builder, builder.load(pointer(context, builder, signature.args[0], array, place, F32)))
 
-    return LANES_TYPE(codes, types.intp, scales, types.intp, offsets, types.intp), generate
+    return LANES_TYPE(array, types.intp), generate
 
 
 @word
@@ -254,18 +247,20 @@ def take_ticket(typing_context, counter):  # type: ignore[no-untyped-def]
 
 
 @word
-def transpose(typing_context, array, place, step, to, to_step):  # type: ignore[no-untyped-def]
-    """array[to + c * to_step + r] = array[place + r * step + c] for r, c < 16: two regions of one float32 array."""
+def transpose(typing_context, memory, byte, step, out, place, out_step):  # type: ignore[no-untyped-def]
+    """out[place + c * out_step + r] = element c of row r, for r, c < 16: row r is sixteen float32 at byte + r * step.
+
+    memory uint8, out float32; the two regions do not overlap.
+    """
 
     def generate(context: Any, builder: Builder, signature: Any, arguments: Any) -> Value:
-        array, place, step, to, to_step = arguments
-        kind = signature.args[0]
+        memory, byte, step, out, place, out_step = arguments
 
-        def row(start: Value, stride: Value, i: int) -> Value:
+        def address(kind: Any, array: Value, start: Value, stride: Value, i: int) -> Value:
             at = builder.add(start, builder.mul(stride, stride.type(i)))
             return pointer(context, builder, kind, array, at, VECTOR)
 
-        rows = [builder.load(row(place, step, i), align=4) for i in range(LANES)]
+        rows = [builder.load(address(signature.args[0], memory, byte, step, i), align=4) for i in range(LANES)]
         width = 1
         while width < LANES:  # swap the off-diagonal squares of ever larger blocks
             low = [lane if lane & width == 0 else LANES + lane - width for lane in range(LANES)]
@@ -275,7 +270,7 @@ def transpose(typing_context, array, place, step, to, to_step):  # type: ignore[
                 rows[i], rows[i + width] = pick(builder, a, b, low), pick(builder, a, b, high)
             width *= 2
         for i, value in enumerate(rows):
-            builder.store(value, row(to, to_step, i), align=4)
+            builder.store(value, address(signature.args[3], out, place, out_step, i), align=4)
         return context.get_dummy_value()
 
-    return types.void(array, *[types.intp] * 4), generate
+    return types.void(memory, types.intp, types.intp, out, types.intp, types.intp), generate

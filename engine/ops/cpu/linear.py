@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.ops.cpu.compiled import inner, kernel
-from engine.ops.cpu.lanes import LANES, fma, load, prefetch, splat, store, total, weights
+from engine.ops.cpu.lanes import LANES, fma, load, load_codes, prefetch, splat, splat_at, store, total
 from engine.ops.cpu.sharing import share
 from engine.ops.cpu.tile import TILE, dot_tile
 
@@ -23,12 +23,17 @@ Floats = npt.NDArray[np.float32]
 
 AHEAD = 6144
 """Bytes of codes between the one in use and the one asked for."""
-CODES_A_SCALE = 8
-"""AHEAD for scales: a scale of four bytes goes with 16 or 32 codes, so they advance eight times as slowly or less."""
+SCALES_AHEAD = 192
+"""The same for scales, in elements: one goes with 32 codes, or 16."""
 BLOCK_ROWS = 128
 """Rows of x that share one unpacked panel before the next: they stay in the L2 cache."""
 
 KEEP, CLEAR, BIAS = 0, 1, 2
+PAIR = 2 * LANES
+"""Codes taken at a time: a group of 32, or two of 16."""
+HALF_SHIFT = 4
+"""Binary logarithm of the smaller group."""
+ZERO = np.float32(0.0)
 
 NO_BIAS: Floats = np.empty(0, np.float32)
 
@@ -107,45 +112,65 @@ def _tiles(x, m, last_row, w, b, cols, k, out, o, wide):  # type: ignore[no-unty
 
 
 @inner
+def _ask_for_scales(scales, offsets, offset_step, group, count):  # type: ignore[no-untyped-def]
+    for g in range(group + SCALES_AHEAD, group + SCALES_AHEAD + count, LANES):
+        prefetch(scales, g)
+        prefetch(offsets, g * offset_step)
+
+
+@inner
 def _unpack(codes, row, count, cols, scales, offsets, offset_step, shift, panel):  # type: ignore[no-untyped-def]
     """`count` rows of weights from `row` on into the panel [count, cols]."""
     groups = cols >> shift
-    for r in range(row, row + count):
-        for g in range(0, groups, LANES):
-            prefetch(scales, r * groups + g + AHEAD // CODES_A_SCALE // 4)
-            prefetch(offsets, (r * groups + g + AHEAD // CODES_A_SCALE // 4) * offset_step)
-        for block in range(0, cols, 2 * LANES):
-            prefetch(codes, r * cols + block + AHEAD)
-            for k in range(block, block + 2 * LANES, LANES):
-                g = r * groups + (k >> shift)
-                values = weights(codes, r * cols + k, scales, g, offsets, g * offset_step)
-                store(panel, (r - row) * cols + k, values)
+    _ask_for_scales(scales, offsets, offset_step, row * groups, count * groups)
+    c, g, p = row * cols, row * groups, 0
+    for _ in range(count * cols // PAIR):
+        prefetch(codes, c + AHEAD)
+        scale, offset = splat_at(scales, g), splat_at(offsets, g * offset_step)
+        store(panel, p, fma(load_codes(codes, c), scale, offset))
+        g += 1
+        if shift == HALF_SHIFT:  # the second half has a scale of its own
+            scale, offset = splat_at(scales, g), splat_at(offsets, g * offset_step)
+            g += 1
+        store(panel, p + LANES, fma(load_codes(codes, c + LANES), scale, offset))
+        c, p = c + PAIR, p + PAIR
 
 
 @inner
 def _stream(x, m, codes, row, cols, scales, offsets, offset_step, shift, out, o):  # type: ignore[no-untyped-def]
     """One row of x against four rows of weights, unpacked in registers."""
     groups = cols >> shift
-    for g in range(0, TILE * groups, LANES):
-        prefetch(scales, row * groups + g + AHEAD // CODES_A_SCALE // 4)
-        prefetch(offsets, (row * groups + g + AHEAD // CODES_A_SCALE // 4) * offset_step)
-    c0 = row * cols
+    _ask_for_scales(scales, offsets, offset_step, row * groups, TILE * groups)
+    c0, g0 = row * cols, row * groups
     c1, c2, c3 = c0 + cols, c0 + 2 * cols, c0 + 3 * cols
-    g0 = row * groups
     g1, g2, g3 = g0 + groups, g0 + 2 * groups, g0 + 3 * groups
-    a0 = a1 = a2 = a3 = splat(np.float32(0.0))
-    for block in range(0, cols, 2 * LANES):
-        prefetch(codes, c0 + block + AHEAD)
-        prefetch(codes, c1 + block + AHEAD)
-        prefetch(codes, c2 + block + AHEAD)
-        prefetch(codes, c3 + block + AHEAD)
-        for k in range(block, block + 2 * LANES, LANES):
-            g = k >> shift
-            values = load(x, m * x.shape[1] + k)
-            a0 = fma(values, weights(codes, c0 + k, scales, g0 + g, offsets, (g0 + g) * offset_step), a0)
-            a1 = fma(values, weights(codes, c1 + k, scales, g1 + g, offsets, (g1 + g) * offset_step), a1)
-            a2 = fma(values, weights(codes, c2 + k, scales, g2 + g, offsets, (g2 + g) * offset_step), a2)
-            a3 = fma(values, weights(codes, c3 + k, scales, g3 + g, offsets, (g3 + g) * offset_step), a3)
+    a0 = a1 = a2 = a3 = splat(ZERO)
+    for k in range(0, cols, PAIR):
+        prefetch(codes, c0 + k + AHEAD)
+        prefetch(codes, c1 + k + AHEAD)
+        prefetch(codes, c2 + k + AHEAD)
+        prefetch(codes, c3 + k + AHEAD)
+        g = k >> shift
+        s0, f0 = splat_at(scales, g0 + g), splat_at(offsets, (g0 + g) * offset_step)
+        s1, f1 = splat_at(scales, g1 + g), splat_at(offsets, (g1 + g) * offset_step)
+        s2, f2 = splat_at(scales, g2 + g), splat_at(offsets, (g2 + g) * offset_step)
+        s3, f3 = splat_at(scales, g3 + g), splat_at(offsets, (g3 + g) * offset_step)
+        values = load(x, m * x.shape[1] + k)
+        a0 = fma(values, fma(load_codes(codes, c0 + k), s0, f0), a0)
+        a1 = fma(values, fma(load_codes(codes, c1 + k), s1, f1), a1)
+        a2 = fma(values, fma(load_codes(codes, c2 + k), s2, f2), a2)
+        a3 = fma(values, fma(load_codes(codes, c3 + k), s3, f3), a3)
+        if shift == HALF_SHIFT:
+            g += 1
+            s0, f0 = splat_at(scales, g0 + g), splat_at(offsets, (g0 + g) * offset_step)
+            s1, f1 = splat_at(scales, g1 + g), splat_at(offsets, (g1 + g) * offset_step)
+            s2, f2 = splat_at(scales, g2 + g), splat_at(offsets, (g2 + g) * offset_step)
+            s3, f3 = splat_at(scales, g3 + g), splat_at(offsets, (g3 + g) * offset_step)
+        values = load(x, m * x.shape[1] + k + LANES)
+        a0 = fma(values, fma(load_codes(codes, c0 + k + LANES), s0, f0), a0)
+        a1 = fma(values, fma(load_codes(codes, c1 + k + LANES), s1, f1), a1)
+        a2 = fma(values, fma(load_codes(codes, c2 + k + LANES), s2, f2), a2)
+        a3 = fma(values, fma(load_codes(codes, c3 + k + LANES), s3, f3), a3)
     out[m, o] += total(a0)
     out[m, o + 1] += total(a1)
     out[m, o + 2] += total(a2)

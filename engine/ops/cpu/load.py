@@ -1,6 +1,5 @@
 """From an opened GGUF file to a pipeline that has run once: weights converted by all cores, kernels compiled."""
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -19,8 +18,6 @@ from engine.ops.cpu.backend import CpuOps
 from engine.ops.cpu.linear import NO_BIAS, Matrix
 from engine.ops.cpu.memory import aligned_empty
 from engine.ops.cpu.pipeline import CpuPipeline
-
-log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float32]
 Progress = Callable[[str, int, int], None]
@@ -110,9 +107,7 @@ def load_cpu(
     heads = Heads(model.n_heads, model.n_kv_heads, model.head_dim)
     pipeline = CpuPipeline(decoder, CpuOps(kv, heads, weights.widest, threads), model.vocab, engine.max_batch)
     progress("kernels", 0, 1)
-    if compiled.cache_folder() is None:
-        log.warning("no folder for compiled kernels can be written: they are compiled anew at every start")
-    pipeline.rehearse()
+    compiled.first_run(pipeline.rehearse)
     progress("kernels", 1, 1)
     return pipeline
 

@@ -37,8 +37,8 @@ class CpuPipeline:
     """engine.pipeline.Pipeline on the CPU kernels."""
 
     def __init__(self, decoder: Decoder, ops: CpuOps, vocab: int, max_batch: int) -> None:
-        self._decoder = decoder
-        self._ops = ops
+        self.decoder = decoder
+        self.ops = ops
         self._vocab = vocab
         self._samplers: list[SamplerState | None] = [None] * max_batch
         self._last_token = [0] * max_batch
@@ -84,7 +84,7 @@ class CpuPipeline:
 
     def rehearse(self) -> None:
         """Run every kernel that traffic can reach once, on block 0, which holds nothing yet."""
-        self._decoder.logits(self._ops, self._decoder.hidden(self._ops, Rows.of([Span([0], 0, [0])])), np.array([0]))
+        self.decoder.logits(self.ops, self.decoder.hidden(self.ops, Rows.of([Span([0], 0, [0])])), np.array([0]))
         philox_words(np.arange(1), 0, 0, 0)
 
     def all_logits(self, tokens: Sequence[int], chunk: int) -> Iterator[Floats]:
@@ -92,8 +92,8 @@ class CpuPipeline:
         blocks = range(-(-len(tokens) // BLOCK_TOKENS))
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
-            x = self._decoder.hidden(self._ops, Rows.of([Span(part, start, blocks)]))
-            yield self._decoder.logits(self._ops, x, np.arange(len(part)))
+            x = self.decoder.hidden(self.ops, Rows.of([Span(part, start, blocks)]))
+            yield self.decoder.logits(self.ops, x, np.arange(len(part)))
 
     def _work(self, launched: _Launched) -> tuple[list[tuple[int, int]], list[Span]]:
         """((slot, generated index) of every row to sample, spans of all rows): the former belong to the first spans."""
@@ -112,14 +112,14 @@ class CpuPipeline:
         """Compute all rows; the logits [count, vocab] of the last row of each of the first `count` spans."""
         last = []
         for part in slices(spans):
-            x = self._decoder.hidden(self._ops, Rows.of([span for _, span, _ in part]))
+            x = self.decoder.hidden(self.ops, Rows.of([span for _, span, _ in part]))
             ends = np.cumsum([len(span.tokens) for _, span, _ in part]) - 1
             places = [end for end, (number, _, whole) in zip(ends, part, strict=True) if whole and number < count]
-            last.append(self._ops.take(x, np.array(places, np.int64)))
+            last.append(self.ops.take(x, np.array(places, np.int64)))
         if count == 0:
             return np.empty((0, self._vocab), np.float32)
         rows = np.concatenate(last)
-        return self._decoder.logits(self._ops, rows, np.arange(count))  # type: ignore[no-any-return]
+        return self.decoder.logits(self.ops, rows, np.arange(count))  # type: ignore[no-any-return]
 
 
 def slices(spans: Sequence[Span]) -> Iterator[list[tuple[int, Span, bool]]]:

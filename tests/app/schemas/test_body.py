@@ -6,8 +6,8 @@ import pytest
 from app.errors import InvalidRequest, UnsupportedParameter
 from app.schemas.body import parse
 from app.schemas.chat import ChatBody
-from app.schemas.common import GenerationBody
 from app.schemas.completions import CompletionBody
+from app.schemas.generation import GenerationBody
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -63,6 +63,8 @@ def test_what_is_no_json_is_400_and_not_repeated(raw: bytes) -> None:
         ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty"),
+        ({"max_tokens": 10**20}, "max_tokens"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"frequency_penalty": -2.5}, "frequency_penalty"),
         ({"n": 0}, "n"),

@@ -103,7 +103,7 @@ class FixedSlot:
             snapshot = self.taken.pop(oldest)
         self.taken[key] = snapshot
         self.pipeline.wanted[sequence.slot, length] = snapshot
-        if self.pipeline.lengths.get(sequence.slot) == length:
+        if sequence.stored == length:  # it is there already
             self.pipeline.save(sequence.slot)
 
     def withdraw(self, sequence, length):

@@ -3,7 +3,7 @@ import pytest
 
 from engine.ops import reference
 from engine.ops.cpu.experts import experts
-from engine.ops.cpu.memory import aligned_empty
+from engine.ops.cpu.memory import Results, aligned_empty
 from engine.ops.cpu.route import route
 from tests.engine.ops.cpu.matrices import plain, quantised, random, values
 
@@ -17,7 +17,7 @@ def layer(rng, quant):
 
 def run(x, chosen, shares, gate_up, down, onto):
     onto = onto.copy()
-    experts(x, chosen, shares, gate_up, down, onto, aligned_empty((2, 4 * HIDDEN)))
+    experts(x, chosen, shares, gate_up, down, onto, aligned_empty((2, 4 * HIDDEN)), Results())
     return onto
 
 

@@ -17,7 +17,7 @@ MAX_CHOICES = 128
 
 Refused: TypeAlias = None
 NothingIn: TypeAlias = Annotated[list[object], Meta(max_length=0)] | None
-Limit = Annotated[int, Meta(ge=1)]
+Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -49,8 +49,9 @@ class GenerationBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     # local habits beyond OpenAI
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
     # ignored on purpose: they concern OpenAI's own records, billing and abuse handling
     user: str | None = None
     metadata: dict[str, str] | None = None
