@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from app.access import Keyring
 from app.boot import Boot
+from app.card_lock import CardLocks
 from app.carry import Carry
 from app.devices import NO_DEVICES, Devices
 from app.edge import OTHER, Edge, handlers_of
@@ -93,6 +94,7 @@ def create_service(
         cards=cards or pressure.samples,
         carry=carry,
         boot=boot,
+        locks=None if settings.simulate_gpus is None else CardLocks(Path(settings.state_dir)),  # nobody else's cards
     )
     service = Service(
         model=model,

@@ -10,7 +10,7 @@ import msgspec
 
 from benchmarks.machine import machine
 
-NAMES = ("kernels", "loop", "engine", "serving", "watchdog")
+NAMES = ("kernels", "loop", "engine", "serving", "watchdog", "reload")
 
 
 def main(names: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Cards that are not there, where engine and watchdog look for them: as large as asked for, less a driver's share."""
+"""Cards that are not there, put where engine and watchdog look for them: as asked for, less what a driver keeps."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,6 @@
 // The status page. It asks /admin/vram every two seconds, and at once when the stream of events brings one.
 // What the service says is put in as text, never as markup. What is unknown is shown as "unknown", never as 0.
+// All of it is one file, and longer than others, because the page is to have one script and no build step.
 "use strict";
 
 const EVERY_MS = 2000;

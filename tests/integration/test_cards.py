@@ -1,0 +1,133 @@
+"""A service on simulated cards, seen from outside: its sudden end, neighbours on its cards, a card that goes blind."""
+
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.card_lock import shared_folder
+from benchmarks.served import Answer, Served, serving
+from engine.memory.simulated_gpus import SimulatedGpus
+from tests.app.process import TINY, ullage
+from tests.integration.streams import in_background, settled, until
+
+MIB = 1 << 20
+CARDS = (
+    "--model",
+    str(TINY),
+    "--simulate-gpus",
+    "2x3GiB",
+    "--max-batch",
+    "40",
+    "--max-context",
+    "1024",
+    "--trim-cooldown",
+    "1",
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def served(state: Path) -> Iterator[Served]:
+    with serving(state, *CARDS) as running:
+        watching(running)
+        yield running
+
+
+def watching(served: Served) -> list[dict[str, Any]]:
+    """The devices, once the watchdog knows their floors."""
+    known = until(served, lambda shown: all(each["baseline_free"] is not None for each in shown["devices"]))
+    return list(known["devices"])
+
+
+def seen_from_outside(cards: Path) -> list[dict[str, Any]]:
+    done = ullage("watch", "--simulated", str(cards), "--json")
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout)["devices"])
+
+
+def of(served: Served, kind: str, device: int | None = None) -> list[dict[str, Any]]:
+    return [event for event in served.events() if event["kind"] == kind and event["device"] in (None, device)]
+
+
+def test_a_service_that_is_killed_leaves_no_engine_and_no_memory_behind(served: Served) -> None:
+    [engine] = served.engines()
+    before = seen_from_outside(served.cards)
+    assert all(device["used"] > 1000 * MIB for device in before)
+
+    cut = Answer()
+
+    def ask() -> None:
+        with suppress(OSError, HTTPException):
+            served.chat("Go on", cut, stream=True, max_tokens=900)
+
+    with in_background(ask):
+        until(served, lambda shown: shown["queue"]["running"] == 1)
+        served.process.kill()
+        died = time.monotonic()
+        served.process.wait(10)
+        while Path(f"/proc/{engine}").exists() and "\nState:\tZ" not in Path(f"/proc/{engine}/status").read_text():
+            assert time.monotonic() < died + 2, "the engine outlives its service"
+            time.sleep(0.02)
+        time.sleep(max(0.0, died + 2 - time.monotonic()))
+        assert [device["used"] for device in seen_from_outside(served.cards)] == [0, 0]
+    assert cut.ends == 0
+
+
+def test_a_neighbour_is_made_room_for_and_its_room_is_taken_again(served: Served) -> None:
+    was = watching(served)
+    generation = settled(served)["reload"]["generation"]
+    for number in range(6):
+        assert served.chat(f"hello {number}", max_tokens=4).whole
+    elastic = was[1]["ledger"]["kv_cache"]
+    neighbour = SimulatedGpus.open(served.cards)
+    took = neighbour.take(1, "neighbour", 900 * MIB)
+    assert took > 500 * MIB  # all that was free
+    shrunk = until(served, lambda shown: shown["devices"][1]["ledger"]["kv_cache"] < elastic)
+    assert shrunk["devices"][1]["trend"]["class"] == "foreign"
+    until(served, lambda shown: neighbour.take(1, "neighbour", 900 * MIB) == 900 * MIB)  # the rest as it gets free
+    assert served.chat("hello again", max_tokens=4).whole
+    assert of(served, "reload") == []
+    assert any(event["class"] == "foreign" for event in of(served, "state", 1) + of(served, "decision", 1))
+    held = until(served, lambda shown: shown["devices"][1]["state"] in ("ok", "watch"))["devices"][1]["ledger"]
+    neighbour.resize(1, "neighbour", 0)
+    until(served, lambda shown: shown["devices"][1]["ledger"]["kv_cache"] > held["kv_cache"])
+    assert [event["device"] for event in of(served, "regrow", 1)]
+    after = until(served, lambda shown: shown["devices"][1]["state"] == "ok")
+    assert after["reload"]["generation"] == generation
+    neighbour.close()
+
+
+def test_a_card_that_cannot_be_read_is_blind_and_nothing_is_done_about_it(state: Path) -> None:
+    with serving(state, *CARDS, "--faults", "nvml=lost:10s@1") as served:
+        free = watching(served)[1]["baseline_free"]
+        blind = until(served, lambda shown: shown["devices"][1]["state"] == "blind", 30)["devices"]
+        assert blind[0]["state"] == "ok"
+        assert (blind[1]["free"], blind[1]["idle_free"]) == (None, None)
+        assert served.chat("Hello", max_tokens=4).whole
+        assert served.chat("Hello", stream=True, max_tokens=4).whole
+        metrics = served.metrics()
+        assert 'ullage_vram_free_bytes{device="0"}' in metrics
+        assert 'ullage_vram_free_bytes{device="1"}' not in metrics
+        assert 'ullage_watchdog_state{device="1",state="blind"} 1.0' in metrics
+        again = until(served, lambda shown: shown["devices"][1]["state"] == "ok", 30)
+        assert again["devices"][1]["free"] <= free
+        assert [event for event in served.events() if event["kind"] in ("decision", "trim", "reload")] == []
+
+
+def test_simulated_cards_of_two_services_do_not_wait_for_each_other(served: Served) -> None:
+    """Both call their first card SIMULATED-0; only real cards are shared."""
+    with (shared_folder() / "ullage-SIMULATED-0.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        served.reload()
+        assert settled(served, 2)["reload"]["last"]["result"] == "ok"
