@@ -83,13 +83,13 @@ class Running:
         return self.run(on_loop())
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(90)
 
     def wait_until(self, condition: Callable[[Service], bool]) -> None:
         """Poll on the service's loop."""
 
         async def poll() -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not condition(self.service):  # noqa: ASYNC110  # what is waited for tells nobody
                     await asyncio.sleep(0.002)
 

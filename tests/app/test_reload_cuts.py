@@ -99,7 +99,7 @@ class World:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             response = await client.post(path, json=body)
         assert response.status_code == 200
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while supervisor.reloading:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         await supervisor.stop(1)
