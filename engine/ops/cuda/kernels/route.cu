@@ -57,7 +57,7 @@ KERNEL void __launch_bounds__(WARPS * 32) route_choose(const __grid_constant__ R
     for (int j = lane; j < a.used; j += 32) a.shares[row * a.used + j] *= over;
 }
 
-KERNEL void __launch_bounds__(THREADS) route_group(const __grid_constant__ RouteArgs a) {
+KERNEL void __launch_bounds__(THREADS, 1) route_group(const __grid_constant__ RouteArgs a) {
     __shared__ int counts[MOST_EXPERTS], next[MOST_EXPERTS], warp_totals[2][MOST_EXPERTS / 32];
     let_later_kernels_start();
     wait_for_earlier_kernels();

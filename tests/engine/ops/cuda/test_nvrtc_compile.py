@@ -53,7 +53,7 @@ def test_nvrtc_one_of_each_kernel_for_the_other_architectures() -> None:
 
 
 def test_nvrtc_refuses_a_kernel_with_a_stack_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = "int a[64]; for (int i = 0; i < 64; i++) a[i] = p[i]; p[0] = a[p[1]];"
+    body = "int a[64]; for (int i = 0; i < 999; i++) a[p[i] & 63] = i; p[0] = a[p[1] & 63];"
     source = f'extern "C" __global__ void hog(int* p) {{ {body} }}'
     (tmp_path / "hog.cu").write_text(source)
     monkeypatch.setattr(compiler, "KERNELS", tmp_path)
