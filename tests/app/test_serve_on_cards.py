@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,19 @@ def admin(served: Served, state: Path, path: str, body: Any = None) -> Any:
         return json.load(answer)
 
 
+def known_at_rest(served: Served, state: Path) -> None:
+    """Wait until every device's idle free memory is known: a request before that has no change to tell."""
+    deadline = time.monotonic() + 60
+    while any(device["idle_free"] is None for device in admin(served, state, "/admin/vram")["devices"]):
+        assert time.monotonic() < deadline, "idle free memory stays unknown"
+        time.sleep(0.05)
+
+
 def test_a_leak_of_the_real_engine_is_in_the_table_and_a_trim_measured(tmp_path: Path) -> None:
     cards = ["--simulate-gpus", "2x2GiB", "--faults", "leak=4MiB/request@1", "--watchdog", "dry-run"]
     with serving("--model", str(TINY), *cards, state=tmp_path) as served:
         client = OpenAI(base_url=served.v1, api_key="none")
+        known_at_rest(served, tmp_path)
         for number in range(3):
             client.completions.create(model=served.model, prompt=[5, 6, 7 + number], max_tokens=2)
         trimmed = admin(served, tmp_path, "/admin/trim", {"rung": "cublas_workspace", "device": 1})["results"]
