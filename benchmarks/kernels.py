@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.kv_cache.storage import KvDtype, allocate_kv
-from engine.ops.backend import Heads, Rope
+from engine.ops.backend import HeadNorm, Heads, Rope
 from engine.ops.cpu.backend import CpuOps, CpuStep
 from engine.ops.cpu.compiled import start_threads
 from engine.ops.cpu.linear import Matrix
 from engine.ops.cpu.memory import aligned_empty
+from engine.ops.cpu.silu_mul import silu_mul
 from engine.ops.rows import Rows, Span
 
 HEADS, HIDDEN, FFN, VOCAB = Heads(9, 3, 64), 576, 1536, 49152
@@ -89,7 +90,7 @@ def attention_rows(ops: CpuOps, decode: CpuStep, prefill: CpuStep) -> list[Row]:
     token_bytes = 2 * HEADS.kv_heads * HEADS.dim * ops.kv.data.itemsize
     for name, step in (("decode, 1 row", decode), ("prefill, 256 rows", prefill)):
         qkv, positions = random(len(step.rows), QKV), step.rows.positions
-        ops.store(qkv, HEADS, 0, step)
+        ops.qkv(qkv, HEADS, None, 0, step)
         pairs = int((positions + 1).sum())
 
         def call(qkv: Any = qkv, step: CpuStep = step) -> None:
@@ -107,13 +108,12 @@ def small_rows(ops: CpuOps, step: CpuStep) -> list[Row]:
     x, weight, qkv, gate_up = random(count, HIDDEN), random(HIDDEN), random(count, QKV), random(count, 2 * FFN)
     table, logits = quantised(1, VOCAB // 8, HIDDEN), random(count, 128)
     head = np.ones(HEADS.dim, np.float32)  # any other weight, applied in place again and again, ends in denormals
+    norm, inner = HeadNorm(head, head, 1e-5), random(count, FFN)
     return [
         Row("embed", "576", lambda: ops.embed(table, step), count * HIDDEN * 5),
         Row("rmsnorm", "576", lambda: ops.rmsnorm(x, weight, 1e-5), 2 * x.nbytes),
-        Row("head_norm", "12 heads of 64", lambda: ops.head_norm(qkv, HEADS, head, head, 1e-5), 2 * qkv.nbytes),
-        Row("rope", "12 heads of 64", lambda: ops.rope(qkv, HEADS, step), 2 * qkv.nbytes),
-        Row("store", f"{ops.kv.dtype} 3 heads of 64", lambda: ops.store(qkv, HEADS, 0, step), qkv.nbytes),
-        Row("silu_mul", "1536", lambda: ops.silu_mul(gate_up), gate_up.nbytes * 3 // 2),
+        Row("qkv", f"{ops.kv.dtype} 15 heads of 64", lambda: ops.qkv(qkv, HEADS, norm, 0, step), 5 * qkv.nbytes),
+        Row("silu_mul", "1536", lambda: silu_mul(gate_up, inner, ops.threads), gate_up.nbytes * 3 // 2),
         Row("route", "8 of 128", lambda: ops.route(logits, 8, True), logits.nbytes),
     ]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from engine.model.config import ModelConfig
 from engine.model.rope import rope
-from engine.ops.backend import Array, Heads, Matrix, Ops, Rope, Step, Weights
+from engine.ops.backend import Array, HeadNorm, Heads, Matrix, Ops, Rope, Step, Weights
 from engine.ops.rows import Rows
 
 
@@ -23,18 +23,8 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorm:
-    q_weight: Array
-    k_weight: Array
-    eps: float
-
-    def __call__(self, ops: Ops, qkv: Array, heads: Heads) -> None:
-        ops.head_norm(qkv, heads, self.q_weight, self.k_weight, self.eps)
-
-
-@dataclass(frozen=True, slots=True)
 class Attention:
-    """x += out · attention(rope(norm(qkv · h))), of one layer's cache."""
+    """x += out · attention(qkv · h), of one layer's cache."""
 
     layer: int
     heads: Heads
@@ -43,12 +33,8 @@ class Attention:
     out: Matrix
 
     def __call__(self, ops: Ops, h: Array, x: Array, step: Step) -> Array:
-        qkv = ops.linear(h, self.qkv)
-        if self.head_norm:
-            self.head_norm(ops, qkv, self.heads)
-        ops.rope(qkv, self.heads, step)
-        ops.store(qkv, self.heads, self.layer, step)
-        mixed = ops.attention(qkv, self.heads, self.layer, step)
+        q = ops.qkv(ops.linear(h, self.qkv), self.heads, self.head_norm, self.layer, step)
+        mixed = ops.attention(q, self.heads, self.layer, step)
         return ops.linear(mixed, self.out, onto=x)
 
 
@@ -60,7 +46,7 @@ class FeedForward:
     down: Matrix
 
     def __call__(self, ops: Ops, h: Array, x: Array) -> Array:
-        return ops.linear(ops.silu_mul(ops.linear(h, self.gate_up)), self.down, onto=x)
+        return ops.linear(ops.swiglu(h, self.gate_up), self.down, onto=x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +133,7 @@ def attention(
 def feed_forward(weights: Weights, layer: int) -> FeedForward:
     prefix = f"blk.{layer}.ffn_"
     return FeedForward(
-        gate_up=weights.matrix(f"{prefix}gate.weight", f"{prefix}up.weight"),
+        gate_up=weights.gate_up(f"{prefix}gate.weight", f"{prefix}up.weight"),
         down=weights.matrix(f"{prefix}down.weight"),
     )
 
@@ -158,7 +144,7 @@ def mixture(config: ModelConfig, weights: Weights, layer: int) -> Mixture:
         router=weights.matrix(f"{prefix}gate_inp.weight"),
         used=config.experts_used,
         normalise=config.norm_topk,
-        gate_up=weights.experts(f"{prefix}gate_exps.weight", f"{prefix}up_exps.weight"),
+        gate_up=weights.gate_up(f"{prefix}gate_exps.weight", f"{prefix}up_exps.weight"),
         down=weights.experts(f"{prefix}down_exps.weight"),
     )
 
@@ -171,5 +157,5 @@ def decoder(config: ModelConfig, weights: Weights, block: Callable[[int], Block]
         rope=rope(config.rope, weights),
         blocks=tuple(block(layer) for layer in range(config.n_layers)),
         norm=norm(config, weights, "output_norm"),
-        head=embedding if config.tied_embeddings else weights.matrix("output.weight"),
+        head=weights.as_head(embedding) if config.tied_embeddings else weights.matrix("output.weight"),
     )

@@ -62,8 +62,14 @@ class _Sum:
         for name in bias:
             self.vector(name)
 
-    def experts(self, *names: str) -> Any:
-        self.matrix(*names)
+    def gate_up(self, gate: str, up: str) -> Any:
+        self.matrix(gate, up)
+
+    def experts(self, name: str) -> Any:
+        self.matrix(name)
+
+    def as_head(self, table: Any) -> Any:
+        return table
 
 
 def weights_bytes(gguf: GgufFile, config: ModelConfig) -> int:

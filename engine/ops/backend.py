@@ -39,8 +39,16 @@ class Rope(NamedTuple):
     """Pairs are neighbours (2i, 2i + 1); otherwise halves (i, i + len(frequencies))."""
 
 
+class HeadNorm(NamedTuple):
+    """RMS norm of every head of Q and K; the weights are [dim]."""
+
+    q_weight: Array
+    k_weight: Array
+    eps: float
+
+
 class Ops(Protocol):
-    """The ops, in the order in which a layer meets them."""
+    """The ops, in the order in which a layer meets them. What an op returns is good until its next call."""
 
     def begin(self, rows: Rows, rope: Rope) -> Step:
         """Prepare a forward over these rows."""
@@ -54,26 +62,21 @@ class Ops(Protocol):
     def linear(self, x: Array, matrix: Matrix, onto: Array | None = None) -> Array:
         """x · matrix + bias as a new array; with `onto`, the product is added to it in place and it is returned."""
 
-    def head_norm(self, qkv: Array, heads: Heads, q_weight: Array, k_weight: Array, eps: float) -> None:
-        """rmsnorm of every head of Q and K, in place."""
+    def qkv(self, qkv: Array, heads: Heads, norm: HeadNorm | None, layer: int, step: Step) -> Array:
+        """Q as `attention` takes it: the heads of Q and K normalised if there is a norm, then turned by their
+        positions, and K and V written into the blocks of their sequences, in the storage's own type."""
 
-    def rope(self, qkv: Array, heads: Heads, step: Step) -> None:
-        """Turn Q and K by their positions, in place."""
-
-    def store(self, qkv: Array, heads: Heads, layer: int, step: Step) -> None:
-        """Write K and V into the blocks of their sequences, in the storage's own type."""
-
-    def attention(self, qkv: Array, heads: Heads, layer: int, step: Step) -> Array:
+    def attention(self, q: Array, heads: Heads, layer: int, step: Step) -> Array:
         """softmax(Q Kᵀ / sqrt(dim)) V over each row's own and earlier positions, as stored: [rows, heads * dim]."""
 
-    def silu_mul(self, gate_up: Array) -> Array:
-        """silu(gate) * up of rows [gate | up]."""
+    def swiglu(self, x: Array, gate_up: Matrix) -> Array:
+        """silu(gate · x) * up · x."""
 
     def route(self, logits: Array, used: int, normalise: bool) -> tuple[Array, Array]:
         """(experts [rows, used], shares [rows, used]): the best of a softmax over logits, best first."""
 
     def experts(self, x: Array, chosen: Array, shares: Array, gate_up: Matrix, down: Matrix, onto: Array) -> Array:
-        """onto += the sum over a row's chosen experts of share * down · silu_mul(gate_up · x), in place."""
+        """onto += the sum over a row's chosen experts of share * down · swiglu(x, gate_up), in place."""
 
     def take(self, x: Array, places: npt.NDArray[np.int64]) -> Array:
         """The rows at `places`, as a new array."""
@@ -91,5 +94,11 @@ class Weights(Protocol):
     def matrix(self, *names: str, bias: tuple[str, ...] = ()) -> Matrix:
         """Matrices of as many columns, one below the other; `bias` names a vector for each, or none."""
 
-    def experts(self, *names: str) -> Matrix:
-        """Stacks [experts, rows, cols], one below the other within each expert."""
+    def gate_up(self, gate: str, up: str) -> Matrix:
+        """The two matrices of `swiglu`, of as many rows, or two stacks of them [experts, rows, cols]."""
+
+    def experts(self, name: str) -> Matrix:
+        """A stack [experts, rows, cols]."""
+
+    def as_head(self, table: Matrix) -> Matrix:
+        """The embedding once more, as the last matrix of a model that ties them."""

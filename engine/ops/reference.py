@@ -7,7 +7,7 @@ import numpy.typing as npt
 from engine.config import BLOCK_TOKENS
 from engine.gguf import GgufFile
 from engine.kv_cache.storage import KvStorage
-from engine.ops.backend import Heads, Rope
+from engine.ops.backend import HeadNorm, Heads, Rope
 from engine.ops.rows import Ints, Rows
 
 Floats = npt.NDArray[np.float32]
@@ -133,8 +133,14 @@ class ReferenceWeights:
         values = np.concatenate([self._gguf.dequantised(name) for name in names])
         return values, np.concatenate([self.vector(name) for name in bias]) if bias else None
 
-    def experts(self, *names: str) -> tuple[Floats, None]:
-        return np.concatenate([self._gguf.dequantised(name) for name in names], axis=1), None
+    def gate_up(self, gate: str, up: str) -> tuple[Floats, None]:
+        return np.concatenate([self._gguf.dequantised(name) for name in (gate, up)], axis=-2), None
+
+    def experts(self, name: str) -> tuple[Floats, None]:
+        return self._gguf.dequantised(name), None
+
+    def as_head(self, table: tuple[Floats, None]) -> tuple[Floats, None]:
+        return table
 
 
 class ReferenceOps:
@@ -156,22 +162,19 @@ class ReferenceOps:
         product = linear(x, *matrix)
         return product if onto is None else onto + product
 
-    def head_norm(self, qkv: Floats, heads: Heads, q_weight: Floats, k_weight: Floats, eps: float) -> None:
-        q, k, _ = split_heads(qkv, heads)
-        q[:], k[:] = rmsnorm(q, q_weight, eps), rmsnorm(k, k_weight, eps)
+    def qkv(self, qkv: Floats, heads: Heads, norm: HeadNorm | None, layer: int, step: tuple[Rows, Rope]) -> Floats:
+        q, k, v = split_heads(qkv, heads)
+        if norm is not None:
+            q, k = rmsnorm(q, norm.q_weight, norm.eps), rmsnorm(k, norm.k_weight, norm.eps)
+        q, k = (rope(part, step[0].positions, step[1]) for part in (q, k))
+        store(k, v, step[0], self.kv, layer)
+        return q
 
-    def rope(self, qkv: Floats, heads: Heads, step: tuple[Rows, Rope]) -> None:
-        for part in split_heads(qkv, heads)[:2]:
-            part[:] = rope(part, step[0].positions, step[1])
+    def attention(self, q: Floats, heads: Heads, layer: int, step: tuple[Rows, Rope]) -> Floats:
+        return attention(q, step[0], self.kv, layer).reshape(len(q), -1)
 
-    def store(self, qkv: Floats, heads: Heads, layer: int, step: tuple[Rows, Rope]) -> None:
-        store(*split_heads(qkv, heads)[1:], step[0], self.kv, layer)
-
-    def attention(self, qkv: Floats, heads: Heads, layer: int, step: tuple[Rows, Rope]) -> Floats:
-        return attention(split_heads(qkv, heads)[0], step[0], self.kv, layer).reshape(len(qkv), -1)
-
-    def silu_mul(self, gate_up: Floats) -> Floats:
-        return silu_mul(gate_up)
+    def swiglu(self, x: Floats, gate_up: tuple[Floats, None]) -> Floats:
+        return silu_mul(linear(x, *gate_up))
 
     def route(self, logits: Floats, used: int, normalise: bool) -> tuple[Ints, Floats]:
         return route(logits, used, normalise)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kv_cache.storage import KvStorage
-from engine.ops.backend import Heads, Rope
+from engine.ops.backend import HeadNorm, Heads, Rope
 from engine.ops.cpu import attention, embed, experts, rmsnorm, rope, route, silu_mul, store
 from engine.ops.cpu.linear import Matrix, linear
 from engine.ops.cpu.memory import Results, aligned_empty
@@ -67,23 +67,21 @@ class CpuOps:
         linear(x, starts, matrix, out, self._panels)
         return out
 
-    def head_norm(self, qkv: Floats, heads: Heads, q_weight: Floats, k_weight: Floats, eps: float) -> None:
-        rmsnorm.head_norm(qkv, heads, q_weight, k_weight, eps, self.threads)
-
-    def rope(self, qkv: Floats, heads: Heads, step: CpuStep) -> None:
+    def qkv(self, qkv: Floats, heads: Heads, norm: HeadNorm | None, layer: int, step: CpuStep) -> Floats:
+        if norm is not None:
+            rmsnorm.head_norm(qkv, heads, *norm, self.threads)
         rope.rope(qkv, heads, step.cos, step.sin, step.interleaved, self.threads)
-
-    def store(self, qkv: Floats, heads: Heads, layer: int, step: CpuStep) -> None:
         store.store(qkv, heads, step.rows, *self._places[layer])
+        return qkv
 
-    def attention(self, qkv: Floats, heads: Heads, layer: int, step: CpuStep) -> Floats:
-        out = self._results.take(len(qkv), heads.heads * heads.dim)
-        attention.attention(qkv, heads, step.pieces, step.rows.tables, *self._places[layer], out, self._scratch)
+    def attention(self, q: Floats, heads: Heads, layer: int, step: CpuStep) -> Floats:
+        out = self._results.take(len(q), heads.heads * heads.dim)
+        attention.attention(q, heads, step.pieces, step.rows.tables, *self._places[layer], out, self._scratch)
         return out
 
-    def silu_mul(self, gate_up: Floats) -> Floats:
-        out = self._results.take(len(gate_up), gate_up.shape[1] // 2)
-        silu_mul.silu_mul(gate_up, out, self.threads)
+    def swiglu(self, x: Floats, gate_up: Matrix) -> Floats:
+        out = self._results.take(len(x), gate_up.shape[1] // 2)
+        silu_mul.silu_mul(self.linear(x, gate_up), out, self.threads)
         return out
 
     def route(self, logits: Floats, used: int, normalise: bool) -> tuple[Ints, Floats]:

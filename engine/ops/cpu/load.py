@@ -43,8 +43,14 @@ class CpuWeights:
         biases = [self.vector(name) for name in bias]
         return self._stack(names, np.concatenate(biases) if biases else NO_BIAS)
 
-    def experts(self, *names: str) -> Matrix:
-        return self._stack(names, NO_BIAS)
+    def gate_up(self, gate: str, up: str) -> Matrix:
+        return self._stack((gate, up), NO_BIAS)
+
+    def experts(self, name: str) -> Matrix:
+        return self._stack((name,), NO_BIAS)
+
+    def as_head(self, table: Matrix) -> Matrix:
+        return table
 
     def finish(self, progress: Progress) -> None:
         """Fill all matrices. Raises ModelFileError for the first damaged tensor."""

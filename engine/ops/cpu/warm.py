@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.kv_cache.storage import KvDtype, allocate_kv
-from engine.ops.backend import Heads, Rope
+from engine.ops.backend import HeadNorm, Heads, Rope
 from engine.ops.cpu import compiled
 from engine.ops.cpu.backend import CpuOps
 from engine.ops.cpu.linear import Matrix
@@ -39,10 +39,8 @@ def _run(ops: CpuOps, heads: Heads) -> None:
     for table in (plain, quantised):
         x = ops.rmsnorm(ops.embed(table, step), weight, 1e-5)
         qkv = ops.linear(x, table)
-    ops.head_norm(qkv, heads, weight[:8], weight[:8], 1e-5)
-    ops.rope(qkv, heads, step)
-    ops.store(qkv, heads, 0, step)
-    ops.attention(qkv, heads, 0, step)
+    norm = HeadNorm(weight[:8], weight[:8], 1e-5)
+    ops.attention(ops.qkv(qkv, heads, norm, 0, step), heads, 0, step)
     chosen, shares = ops.route(x, 1, True)
     gate_up = Matrix.plain(np.zeros((WIDTH, 2 * WIDTH, WIDTH), np.float32))
     down = Matrix.plain(np.zeros((WIDTH, WIDTH, WIDTH), np.float32))

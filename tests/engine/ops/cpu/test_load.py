@@ -27,7 +27,7 @@ def test_stacked_matrices_hold_the_files_weights(case):
         stacks = [(weights.matrix(*names), names, 0)]
         if "blk.0.ffn_gate_exps.weight" in gguf.tensors:
             names = ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight")
-            stacks.append((weights.experts(*names), names, 1))
+            stacks.append((weights.gate_up(*names), names, 1))
         weights.finish(quiet)
     for matrix, names, axis in stacks:
         expected = np.concatenate([gguf.dequantised(name) for name in names], axis=axis)
