@@ -26,9 +26,11 @@ from engine.ops.cuda.layout import FORMATS
 from engine.ops.cuda.linear import Epilogue, Linear
 from engine.ops.cuda.qkv import Qkv, Rotation
 from engine.ops.cuda.rmsnorm import Rmsnorm
+from engine.ops.cuda.room import Room
 from engine.ops.cuda.route import Route, Routing
-from engine.ops.cuda.sample import Drawn, Sampler
+from engine.ops.cuda.sample import Sampler
 from engine.ops.cuda.silu_mul import SiluMul
+from engine.plan.scratch import ITEM_COUNT, attention_buffers, route_buffers, sampler_buffers
 
 Call = Callable[[], None]
 Line = dict[str, Any]
@@ -128,7 +130,7 @@ def bench_attention(kernels: Kernels, stream: Any) -> Iterator[Line]:
             size = m * context * token_bytes
             layers = max(1, min(16, SPAN_BYTES // size))
             cache, sequences = random_cache(layers, m, context, int8)
-            room, q = Parts.allocate(m, heads, dim), random_halves(m, heads * dim)
+            room, q = Parts.of(Room.allocate(attention_buffers(m, heads, dim))), random_halves(m, heads * dim)
             rest = cp.full(m, context - 1, cp.int32), sequences, room, stream
             calls = [partial(attention.decode, q, cp.empty_like(q), cache, layer, *rest) for layer in range(layers)]
             seconds = timed(stream, calls)
@@ -152,12 +154,13 @@ def bench_small(kernels: Kernels, stream: Any) -> Iterator[Line]:
     vocab = 151936
     for name, sampling in SAMPLERS.items():
         for m in (1, 64):
-            sampler, drawn = Sampler(kernels, m, m, vocab), Drawn.allocate(m)
+            room = Room.allocate(sampler_buffers(vocab, slots=m, rows=m))
+            sampler = Sampler(kernels, room, cp.zeros(m, cp.int32))
             for slot in range(m):
                 sampler.admit(slot, sampling, [], [], stream)
             logits = cp.random.standard_normal((m, vocab), dtype=cp.float32) * 3
             rows, indices = cp.arange(m, dtype=cp.int32), cp.zeros(m, cp.int32)
-            seconds = timed(stream, [partial(sampler, logits, rows, indices, drawn, stream)] * 10)
+            seconds = timed(stream, [partial(sampler, logits, rows, indices, stream)] * 10)
             yield line("sample", name, m, seconds, m * vocab * 4, 0)
 
 
@@ -173,7 +176,7 @@ def _small_calls(kernels: Kernels, stream: Any, m: int) -> Iterator[tuple[str, i
     rotation = Rotation(cp.asarray(1e6 ** (-np.arange(dim // 2) / (dim // 2))), 1.0, False)
     norms = cp.ones(dim, cp.float32), cp.ones(dim, cp.float32), 1e-6
     yield "qkv", 6 * fused.size, partial(Qkv(kernels), fused, halves, cache, 0, rotation, *places, stream, norms)
-    route, routing = Route(kernels), Routing.allocate(m, used, experts, 8 if m < 512 else 64)
+    route, routing = Route(kernels), Routing.of(Room.allocate([*route_buffers(m * used), ITEM_COUNT]), m, used, experts)
     logits = cp.random.standard_normal((m, experts), dtype=cp.float32)
     yield "route", 4 * logits.size, partial(route, logits, places[0], True, routing, stream)
     parts, total = cp.zeros((m * used, hidden), cp.float32), cp.zeros((m, hidden), cp.float32)

@@ -7,7 +7,6 @@ from engine.plan.demand import Demand, demand, file_demand
 from engine.plan.host import CPU_SLICE_ROWS, CpuPlan, plan_cpu
 from engine.plan.measured import mend_measured
 from engine.plan.mend import plan_cards
-from engine.plan.scratch import scratch_bytes
 from engine.plan.show import low_line, plan_data, plan_table, refusal
 from engine.plan.simulate import simulate_cards
 from engine.plan.sizes import parse_cards
@@ -37,6 +36,5 @@ __all__ = [
     "plan_data",
     "plan_table",
     "refusal",
-    "scratch_bytes",
     "simulate_cards",
 ]

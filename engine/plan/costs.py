@@ -33,8 +33,6 @@ class Costs:
     """Kernels of one sample."""
     tensor_alignment: int = 256
     """cudaMalloc's own; each tensor begins at a multiple of it within the weights' arena."""
-    activation: int = 4
-    """Bytes of an activation: float32 throughout."""
 
     def granules(self, size: int) -> int:
         """`size` rounded up to what a card gives."""

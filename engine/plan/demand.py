@@ -7,11 +7,10 @@ from math import prod
 from engine.gguf import GgufFile
 from engine.model.config import ModelConfig
 from engine.plan.costs import COSTS, Costs
-from engine.plan.scratch import logit_elements, row_elements
+from engine.plan.scratch import ROW_MULTIPLE, fixed_buffers, nbytes, row_buffers, sample_buffers
 
 _EMBEDDING = "token_embd.weight"
 _F16 = 2
-_F32 = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +31,11 @@ class Demand:
     head_dim: int
     trained_context: int
     row_scratch: int
-    """Per token of a step."""
+    """Per row of the largest forward."""
+    stage_scratch: int = 0
+    """Beside that on every stage, with the largest batch and context."""
     logit_scratch: int
-    """On the last stage, with the largest batch."""
+    """Beside that on the last stage."""
 
     @property
     def n_layers(self) -> int:
@@ -67,8 +68,9 @@ def demand(model: ModelConfig, tensor_bytes: Mapping[str, int], *, max_batch: in
         kv_heads=model.n_kv_heads,
         head_dim=model.head_dim,
         trained_context=model.trained_context,
-        row_scratch=row_elements(model) * costs.activation,
-        logit_scratch=logit_elements(model, max_batch) * _F32,
+        row_scratch=nbytes(row_buffers(model, ROW_MULTIPLE)) // ROW_MULTIPLE,
+        stage_scratch=nbytes(fixed_buffers(model, batch=max_batch, context=model.trained_context)),
+        logit_scratch=nbytes(sample_buffers(model, batch=max_batch)),
     )
 
 

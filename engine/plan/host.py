@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from engine.config import BLOCK_TOKENS, EngineConfig
 from engine.errors import ConfigError, DoesNotFit
 from engine.model.config import ModelConfig
-from engine.plan.scratch import scratch_bytes
+from engine.plan.scratch import host_scratch_bytes
 from engine.plan.sizes import mib_up
 
 CPU_SLICE_ROWS = 256
@@ -43,7 +43,7 @@ def plan_cpu(
             f"{path}: {model.architecture}.context_length: the model was trained for {model.trained_context} tokens, "
             f"--max-context {config.max_context} asks for more"
         )
-    scratch = scratch_bytes(model, rows=CPU_SLICE_ROWS, batch=config.max_batch)
+    scratch = host_scratch_bytes(model, rows=CPU_SLICE_ROWS, batch=config.max_batch)
     room = max(0, available_bytes - weight_bytes - scratch)
     asked = config.kv_pool_mib
     pool = min(available_bytes // _KV_SHARE, room) if asked is None else asked << 20

@@ -11,6 +11,7 @@ from engine.plan.ask import Ask
 from engine.plan.costs import Costs
 from engine.plan.demand import Demand
 from engine.plan.graphs import GraphKeys
+from engine.plan.scratch import stage_rows
 from engine.plan.split import Room, Split, bounds, rooms
 
 Stage = tuple[int, int, int]
@@ -56,9 +57,9 @@ class Arithmetic:
         return self.costs.granules(size)
 
     def scratch(self, stage: int) -> int:
-        rows = self.ask.prefill_rows + self.ask.max_batch
         logits = self.needs.logit_scratch if stage == self.n_stages - 1 else 0
-        return self.costs.granules(rows * self.needs.row_scratch + logits)
+        rows = stage_rows(self.ask.prefill_rows)
+        return self.costs.granules(rows * self.needs.row_scratch + self.needs.stage_scratch + logits)
 
     def graphs(self, stage: int, layers: int) -> int:
         samples = stage == self.n_stages - 1

@@ -18,7 +18,9 @@ from engine.ops.backend import Rope
 from engine.ops.cuda.attention import Attention, Parts
 from engine.ops.cuda.cache import Cache
 from engine.ops.cuda.qkv import Qkv, Rotation
+from engine.ops.cuda.room import Room
 from engine.ops.rows import Rows, Span
+from engine.plan.scratch import attention_buffers
 
 CLOSE = 1e-3
 SHAPES = [(9, 3, 64), (32, 8, 128), (4, 1, 256), (4, 2, 32), (40, 2, 128), (8, 8, 64)]
@@ -130,7 +132,7 @@ def test_attention(kernels: Any, stream: Any, shape: tuple[int, int, int], dtype
     positions, sequences = (cp.asarray(a.astype(np.int32)) for a in (rows.positions, rows.sequences))
     ends = np.cumsum(lengths) - 1
 
-    room = Parts.allocate(16, setting.heads, setting.dim)
+    room = Parts.of(Room.allocate(attention_buffers(16, setting.heads, setting.dim)))
     last = cp.asarray(ends)
     args = (
         cp.ascontiguousarray(device_q[last]),

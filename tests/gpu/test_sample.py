@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from engine.messages import Sampling
+from engine.ops.cuda.room import Room
 from engine.ops.cuda.sample import Drawn, Sampler
+from engine.plan.scratch import sampler_buffers
 from engine.sampling import SamplerState, sample
 
 SETTINGS = {
@@ -30,12 +32,18 @@ SETTINGS = {
 PROMPT, GENERATED = [3, 5, 5, 9, 100], [5, 9, 9, 9, 31]
 
 
+def made(kernels: Any, slots: int, vocab: int) -> tuple[Sampler, Drawn]:
+    room = Room.allocate(sampler_buffers(vocab, slots=slots, rows=slots))
+    sampler = Sampler(kernels, room, cp.zeros(slots, cp.int32))
+    return sampler, sampler.drawn
+
+
 @pytest.mark.parametrize("vocab", [640, 49152, 151936])
 def test_against_the_oracle(kernels: Any, stream: Any, vocab: int) -> None:
     rng = np.random.default_rng(vocab)
     settings = list(SETTINGS.values())
     slots = len(settings)
-    sampler, drawn = Sampler(kernels, slots + 1, slots + 1, vocab), Drawn.allocate(slots + 1)
+    sampler, drawn = made(kernels, slots + 1, vocab)
     states = [SamplerState(sampling, PROMPT, GENERATED) for sampling in settings]
     for slot, sampling in enumerate(settings):
         sampler.admit(slot, sampling, PROMPT, GENERATED, stream)
@@ -45,7 +53,7 @@ def test_against_the_oracle(kernels: Any, stream: Any, vocab: int) -> None:
     for turn in range(12):
         logits = rng.standard_normal((slots + 1, vocab)).astype(np.float32) * (2 + turn)
         indices = np.full(slots + 1, len(GENERATED) + turn, np.int32)
-        sampler(cp.asarray(logits), cp.asarray(rows), cp.asarray(indices), drawn, stream)
+        sampler(cp.asarray(logits), cp.asarray(rows), cp.asarray(indices), stream)
         tokens = cp.asnumpy(drawn.tokens)
         for row, slot in enumerate(rows):
             if slot < 0:
@@ -70,12 +78,12 @@ def test_equal_logits_are_cut_at_the_first_tokens(kernels: Any, stream: Any) -> 
     logits = np.zeros((2, vocab), np.float32)
     logits[:, 4000:4003] = 1.0
     settings = [Sampling(top_k=1000, seed=1), Sampling(top_p=0.25, seed=1)]
-    sampler, drawn = Sampler(kernels, 2, 2, vocab), Drawn.allocate(2)
+    sampler, drawn = made(kernels, 2, vocab)
     for slot, sampling in enumerate(settings):
         sampler.admit(slot, sampling, [], [], stream)
     rows = cp.asarray(np.array([0, 1], np.int32))
     for index in range(40):
-        sampler(cp.asarray(logits), rows, cp.asarray(np.array([index, index], np.int32)), drawn, stream)
+        sampler(cp.asarray(logits), rows, cp.asarray(np.array([index, index], np.int32)), stream)
         wanted = [sample(logits[0], SamplerState(sampling, [], []), index).token for sampling in settings]
         assert cp.asnumpy(drawn.tokens).tolist() == wanted
 
@@ -83,14 +91,14 @@ def test_equal_logits_are_cut_at_the_first_tokens(kernels: Any, stream: Any) -> 
 def test_rows_do_not_depend_on_neighbours(kernels: Any, stream: Any) -> None:
     vocab, rng = 32000, np.random.default_rng(3)
     logits = cp.asarray(rng.standard_normal((9, vocab)).astype(np.float32) * 4)
-    sampler, drawn = Sampler(kernels, 9, 9, vocab), Drawn.allocate(9)
+    sampler, drawn = made(kernels, 9, vocab)
     for slot in range(9):
         sampler.admit(slot, Sampling(seed=slot, top_p=0.9 if slot % 2 else 1.0), [], [], stream)
     index = cp.full(9, 4, cp.int32)
-    sampler(logits, cp.arange(9, dtype=cp.int32), index, drawn, stream)
+    sampler(logits, cp.arange(9, dtype=cp.int32), index, stream)
     together = cp.asnumpy(drawn.tokens)
     for slot in range(9):
-        sampler(logits[slot : slot + 1], cp.full(1, slot, cp.int32), index[:1], drawn, stream)
+        sampler(logits[slot : slot + 1], cp.full(1, slot, cp.int32), index[:1], stream)
         assert int(drawn.tokens[0]) == together[slot]
 
 
@@ -98,10 +106,10 @@ def test_logits_that_are_not_finite_are_told(kernels: Any, stream: Any) -> None:
     vocab = 9000
     logits = np.random.default_rng(1).standard_normal((3, vocab)).astype(np.float32)
     logits[0, 8999], logits[1, 17] = np.nan, np.inf
-    sampler, drawn = Sampler(kernels, 3, 3, vocab), Drawn.allocate(3)
+    sampler, drawn = made(kernels, 3, vocab)
     for slot in range(3):
         sampler.admit(slot, Sampling(seed=1, top_k=slot * 20), [], [], stream)
-    sampler(cp.asarray(logits), cp.arange(3, dtype=cp.int32), cp.zeros(3, cp.int32), drawn, stream)
+    sampler(cp.asarray(logits), cp.arange(3, dtype=cp.int32), cp.zeros(3, cp.int32), stream)
     assert cp.asnumpy(drawn.tokens)[:2].tolist() == [-1, -1]
     assert int(drawn.tokens[2]) >= 0
 
@@ -115,13 +123,13 @@ def test_rows_too_flat_for_the_pool(kernels: Any, stream: Any) -> None:
         Sampling(seed=3, top_k=20000, top_p=0.5),
         Sampling(seed=4, min_p=0.1),
     ]
-    sampler, drawn = Sampler(kernels, 4, 4, vocab), Drawn.allocate(4)
+    sampler, drawn = made(kernels, 4, vocab)
     for slot, sampling in enumerate(settings):
         sampler.admit(slot, sampling, [], [], stream)
     rows, missed = cp.arange(4, dtype=cp.int32), 0
     for index in range(6):
         logits = rng.standard_normal((4, vocab)).astype(np.float32) * 0.3
-        sampler(cp.asarray(logits), rows, cp.full(4, index, cp.int32), drawn, stream)
+        sampler(cp.asarray(logits), rows, cp.full(4, index, cp.int32), stream)
         wanted = [
             sample(row, SamplerState(sampling, [], []), index).token
             for row, sampling in zip(logits, settings, strict=True)

@@ -8,8 +8,10 @@ import pytest
 
 from engine.ops import reference
 from engine.ops.cuda.rmsnorm import Rmsnorm
+from engine.ops.cuda.room import Room
 from engine.ops.cuda.route import Route, Routing
 from engine.ops.cuda.silu_mul import SiluMul
+from engine.plan.scratch import ITEM_COUNT, route_buffers
 
 HALF = 2.0**-10
 """One rounding to f16, and the approximate exponential."""
@@ -42,17 +44,16 @@ def test_silu_mul(kernels: Any, stream: Any, m: int, width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "experts", "used", "rows_of_item"),
-    [(1, 8, 2, 8), (5, 128, 8, 8), (64, 128, 8, 8), (300, 512, 10, 64), (1000, 60, 4, 64)],
+    ("m", "experts", "used"), [(1, 8, 2), (5, 128, 8), (64, 128, 8), (300, 512, 10), (1000, 60, 4)]
 )
-def test_route(kernels: Any, stream: Any, m: int, experts: int, used: int, rows_of_item: int) -> None:
+def test_route(kernels: Any, stream: Any, m: int, experts: int, used: int) -> None:
     rng = np.random.default_rng(m)
     logits = rng.standard_normal((m, experts)).astype(np.float32) * 3
     logits[0, : experts // 2] = 1.0  # equals: the first are taken
     positions = np.arange(m, dtype=np.int32)
     positions[m - m // 4 :] = -1
     live = m - m // 4
-    route, to = Route(kernels), Routing.allocate(m, used, experts, rows_of_item)
+    route, to = Route(kernels), Routing.of(Room.allocate([*route_buffers(m * used), ITEM_COUNT]), m, used, experts)
     for normalise in (True, False):
         route(cp.asarray(logits), cp.asarray(positions), normalise, to, stream)
         chosen, shares = cp.asnumpy(to.chosen), cp.asnumpy(to.shares)
@@ -64,7 +65,7 @@ def test_route(kernels: Any, stream: Any, m: int, experts: int, used: int, rows_
     tokens, pairs = cp.asnumpy(to.tokens), cp.asnumpy(to.pairs)
     seen = []
     for expert, first, size, _ in items[:count]:
-        assert 0 < size <= rows_of_item
+        assert 0 < size <= to.rows_of_item
         for place in range(first, first + size):
             assert chosen.reshape(-1)[pairs[place]] == expert
             assert tokens[place] == pairs[place] // used

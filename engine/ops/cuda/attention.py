@@ -2,20 +2,16 @@
 
 import ctypes
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import cupy as cp
+from typing import Any, Self
 
 from engine.ops.cuda.cache import Cache, CacheStruct
 from engine.ops.cuda.compile import Unit
 from engine.ops.cuda.launch import Array, Kernels, Pointer, address, rows_of
+from engine.plan.scratch import ATTENTION_RUNS, GROUP_ROWS
 
 DIMS = (32, 64, 128, 256)
-MOST_ROWS = 64
-"""Rows of one decode launch."""
-MOST_RUNS = 64
-"""Parts into which one row's context is cut at most."""
 _DECODE_WARPS, _PREFILL_ROWS, _PREFILL_WARPS = 2, 64, 4
 
 
@@ -74,15 +70,14 @@ def units(dim: int, int8: bool) -> tuple[Unit, Unit]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts:
-    """Room for the parts of MOST_ROWS rows; made once, reused by every layer."""
+    """Room for the parts of up to GROUP_ROWS rows, which every layer uses again."""
 
     parts: Array
     sums: Array
 
     @classmethod
-    def allocate(cls, rows: int, heads: int, dim: int) -> "Parts":
-        parts = cp.empty((rows, MOST_RUNS, heads, dim), cp.float32)
-        return cls(parts, cp.empty((rows, MOST_RUNS, heads, 2), cp.float32))
+    def of(cls, room: Mapping[str, Array]) -> Self:
+        return cls(room["attention_parts"], room["attention_sums"])
 
 
 class Attention:
@@ -111,15 +106,15 @@ class Attention:
         room: Parts,
         stream: Any,
     ) -> None:
-        """out f16 [m, >= heads * dim] for q f16 [m, heads * dim], each row over its own sequence. m up to MOST_ROWS.
+        """out f16 [m, >= heads * dim] for q f16 [m, heads * dim], each row over its own sequence. m up to GROUP_ROWS.
 
         positions, sequences int32 [m]; the row of position -1 becomes zeros. Raises ValueError.
         """
         m, heads = int(q.shape[0]), int(q.shape[1]) // self._dim
-        if m > MOST_ROWS:
-            raise ValueError(f"{m} rows: one decode launch takes {MOST_ROWS}")
+        if m > GROUP_ROWS:
+            raise ValueError(f"{m} rows: one decode launch takes {GROUP_ROWS}")
         out_at, ldo = rows_of(out, "float16", m, heads * self._dim, "out")
-        room_shape = room.parts.shape[0], MOST_RUNS, heads, self._dim
+        room_shape = room.parts.shape[0], ATTENTION_RUNS, heads, self._dim
         if room.parts.shape[0] < m:
             raise ValueError(f"room for {room.parts.shape[0]} rows, {m} given")
         args = DecodeArgs(

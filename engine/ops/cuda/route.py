@@ -4,11 +4,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, Self
 
-import cupy as cp
-
 from engine.ops.cuda.compile import Unit
 from engine.ops.cuda.launch import Array, Kernels, Pointer, address
 from engine.ops.cuda.linear import Groups
+from engine.ops.cuda.room import Room
+from engine.ops.cuda.split import item_rows
 
 MOST_EXPERTS = 512
 _WARPS, _GROUP_THREADS, _ADD_THREADS = 8, 1024, 256
@@ -42,8 +42,7 @@ UNIT = Unit.of("route.cu", {"ARGS_BYTES": ctypes.sizeof(RouteArgs)})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """Room for the routing of `m` rows; int32 but the shares. Made once for each number of rows, reused by every
-    layer."""
+    """Room for the routing of `m` rows, which every layer uses again; int32 but the shares."""
 
     chosen: Array
     """[m, used]; -1 for padding"""
@@ -58,13 +57,14 @@ class Routing:
     rows_of_item: int
 
     @classmethod
-    def allocate(cls, m: int, used: int, experts: int, rows_of_item: int) -> Self:
-        pairs = m * used
+    def of(cls, room: Room, m: int, used: int, experts: int) -> Self:
+        """In the buffers of plan.scratch.route_buffers and ITEM_COUNT."""
+        pairs, rows_of_item = m * used, item_rows(m, used, experts)
         most = min(pairs, experts + pairs // rows_of_item)
-        chosen, items, item_count, tokens, places = (
-            cp.zeros(shape, cp.int32) for shape in ((m, used), (most, 4), (1,), (pairs,), (pairs,))
-        )
-        return cls(chosen, cp.zeros((m, used), cp.float32), items, item_count, tokens, places, rows_of_item)
+        return cls(
+            room.flat("chosen", m, used), room.flat("shares", m, used), room.flat("items", most, 4),
+            room["item_count"], room.flat("tokens", pairs), room.flat("pairs", pairs), rows_of_item,
+        )  # fmt: skip
 
     @property
     def into(self) -> Groups:

@@ -1,18 +1,18 @@
 """Sampling on the device: the wrapper of sample.cu, and what it keeps of every sequence."""
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Any
+from typing import Any, Self
 
-import cupy as cp
 import numpy as np
 
 from engine.messages import Sampling
 from engine.ops.cuda.compile import Unit
 from engine.ops.cuda.launch import Array, Kernels, Pointer, address
+from engine.plan.scratch import MOST_BIAS, MOST_TOP, SAMPLE_SLICE, SLOT_BYTES
 
-SLICE, MOST_BIAS, MOST_TOP = 4096, 512, 20
 _THREADS, _PICK_THREADS = 256, 1024
 _SEEN, _MOST_COUNT = 0x8000, 0x7FFF
 _NEVER = -1e30
@@ -52,13 +52,16 @@ class SampleArgs(ctypes.Structure):
     )  # fmt: skip
 
 
+assert ctypes.sizeof(SlotStruct) == SLOT_BYTES
 UNIT = Unit.of("sample.cu", {"ARGS_BYTES": ctypes.sizeof(SampleArgs)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """Results of up to `rows` rows."""
+    """Results of as many rows as there are tokens, side by side in one array."""
 
+    all: Array
+    """int32: everything below, to be copied at once"""
     tokens: Array
     """int32 [rows]; -1: the row's greatest logit is not finite"""
     logprobs: Array
@@ -67,29 +70,33 @@ class Drawn:
     top_logprobs: Array
 
     @classmethod
-    def allocate(cls, rows: int) -> "Drawn":
+    def of(cls, memory: Array) -> Self:
+        """In int32 memory of the host or of a device, 2 + 2 * MOST_TOP numbers a row."""
+        rows = len(memory) // (2 + 2 * MOST_TOP)
+        floats, top = memory.view("float32"), rows * MOST_TOP
+        tops, top_floats = memory[2 * rows :], floats[2 * rows :]
+        shape = rows, MOST_TOP
         return cls(
-            cp.zeros(rows, cp.int32), cp.zeros(rows, cp.float32),
-            cp.zeros((rows, MOST_TOP), cp.int32), cp.zeros((rows, MOST_TOP), cp.float32),
-        )  # fmt: skip
+            memory, memory[:rows], floats[rows : 2 * rows], tops[:top].reshape(shape), top_floats[top:].reshape(shape)
+        )
 
 
 class Sampler:
-    """Sampler state of `slots` sequences over a vocabulary, and room to draw up to `rows` rows at a time."""
+    """Sampler state of sequences over a vocabulary, in the buffers of plan.scratch.sampler_buffers.
 
-    def __init__(self, kernels: Kernels, slots: int, rows: int, vocab: int) -> None:
+    `last_tokens` int32 [slots]: the token that a slot's next forward reads.
+    """
+
+    def __init__(self, kernels: Kernels, room: Mapping[str, Array], last_tokens: Array) -> None:
         loaded = kernels.load(UNIT)
         self._scan, self._noise, self._pick = (loaded[f"sample_{name}"] for name in ("scan", "noise", "pick"))
-        self._vocab, self._slices = vocab, -(-vocab // SLICE)
-        self._slots = cp.zeros((slots, ctypes.sizeof(SlotStruct)), cp.uint8)
-        self._counts = cp.zeros((slots, vocab), cp.uint16)
-        self._bias_tokens = cp.zeros((slots, MOST_BIAS), cp.int32)
-        self._bias_values = cp.zeros((slots, MOST_BIAS), cp.float32)
-        self.last_tokens = cp.zeros(slots, cp.int32)
-        """int32 [slots]: the token that a slot's next forward reads."""
-        self._adjusted = cp.zeros((rows, vocab), cp.float32)
-        self._slice_bests = cp.zeros((rows, self._slices, 4), cp.float32)
-        self._scores = cp.zeros((rows, self._slices, 2), cp.float32)
+        self._adjusted, self._slice_bests, self._scores = room["adjusted"], room["slices"], room["scores"]
+        self._slots, self._counts = room["slots"], room["counts"]
+        self._bias_tokens, self._bias_values = room["bias_tokens"], room["bias_values"]
+        self.last_tokens = last_tokens
+        self.drawn = Drawn.of(room["drawn"])
+        self._vocab = int(self._adjusted.shape[1])
+        self._slices = -(-self._vocab // SAMPLE_SLICE)
 
     def admit(self, slot: int, sampling: Sampling, prompt_ids: list[int], generated: list[int], stream: Any) -> None:
         """Set a slot for a sequence that starts or resumes after `generated`. Between steps only; copies from the host.
@@ -118,7 +125,7 @@ class Sampler:
             counts[prompt_ids] |= _SEEN
             self._counts[slot].set(counts, stream)
 
-    def __call__(self, logits: Array, rows: Array, indices: Array, drawn: Drawn, stream: Any) -> None:
+    def __call__(self, logits: Array, rows: Array, indices: Array, stream: Any) -> None:
         """One token for each row of logits f32 [m, vocab] into `drawn` and `last_tokens`.
 
         rows int32 [m]: slot of each row, -1 for padding; indices int32 [m]: index of the token drawn. Raises
@@ -129,6 +136,7 @@ class Sampler:
             self._adjusted, self._slots, self._counts, self._bias_tokens, self._bias_values, self._slice_bests,
             self._scores,
         )  # fmt: skip
+        drawn = self.drawn
         results = drawn.tokens, drawn.logprobs, drawn.top_tokens, drawn.top_logprobs
         args = SampleArgs(
             address(logits, "float32", (m, self._vocab), "logits"), *(Pointer(array.data.ptr) for array in state),
@@ -136,8 +144,8 @@ class Sampler:
             Pointer(self.last_tokens.data.ptr), *(Pointer(array.data.ptr) for array in results),
             self._vocab, self._slices,
         )  # fmt: skip
-        if m > min(len(self._adjusted), len(drawn.tokens)):
-            raise ValueError(f"{m} rows; there is room for {min(len(self._adjusted), len(drawn.tokens))}")
+        if m > len(self._adjusted):
+            raise ValueError(f"{m} rows; there is room for {len(self._adjusted)}")
         self._scan.launch((self._slices, m, 1), _THREADS, args, stream)
         self._noise.launch((self._slices, m, 1), _THREADS, args, stream)
         self._pick.launch((1, m, 1), _PICK_THREADS, args, stream)

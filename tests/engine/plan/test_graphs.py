@@ -14,8 +14,8 @@ def test_every_decode_batch_has_a_captured_row_count():
 
 def test_graphs_cost_what_was_measured():
     """32 graphs of 300 kernel nodes: 26 MiB."""
-    graphs = len(captured_rows(256))
-    nodes = GraphKeys.of(64, samples=False).nbytes(COSTS, 25)
+    keys = GraphKeys.of(64, samples=False)
+    graphs, nodes = len(keys.decode) + len(keys.tail), keys.nbytes(COSTS, 25)
     assert abs(nodes / graphs - 26 * MIB / 32) < 1000
     assert GraphKeys.of(64, samples=True).nbytes(COSTS, 25) > nodes
 
@@ -23,14 +23,15 @@ def test_graphs_cost_what_was_measured():
 @pytest.mark.parametrize("max_batch", [1, 3, 64, 256])
 def test_only_keys_that_a_larger_one_covers_can_go(max_batch):
     keys = GraphKeys.of(max_batch, samples=True)
-    largest = (keys.forward[-1], keys.sample[-1])
+    largest = [rows[-1] for rows in keys]
     sizes = [keys.nbytes(COSTS, 3)]
     while keys != (fewer := keys.halved()):
-        assert set(fewer.forward) <= set(keys.forward)
-        for before, after in pairwise(keys.forward):
-            assert {before, after} & set(fewer.forward)
+        for rows, left in zip(keys, fewer, strict=True):
+            assert set(left) <= set(rows)
+            for before, after in pairwise(rows):
+                assert {before, after} & set(left)
         keys = fewer
-        assert (keys.forward[-1], keys.sample[-1]) == largest
+        assert [rows[-1] for rows in keys] == largest
         sizes.append(keys.nbytes(COSTS, 3))
     assert sizes == sorted(sizes, reverse=True)
     assert keys == GraphKeys.of(max_batch, samples=True, few=True)

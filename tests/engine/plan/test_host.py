@@ -8,7 +8,8 @@ from engine.errors import ConfigError, DoesNotFit
 from engine.gguf import open_gguf
 from engine.model.config import ModelConfig
 from engine.ops.cpu.pipeline import SLICE_ROWS
-from engine.plan import CPU_SLICE_ROWS, CpuPlan, plan_cpu, scratch_bytes
+from engine.plan import CPU_SLICE_ROWS, CpuPlan, plan_cpu
+from engine.plan.scratch import host_scratch_bytes
 from tests.golden.cases import COMMITTED
 
 MIB = 1 << 20
@@ -65,9 +66,9 @@ def test_the_pool_that_was_asked_for(model: ModelConfig) -> None:
 
 
 def test_scratch_grows_with_chunk_and_batch(model: ModelConfig) -> None:
-    small = scratch_bytes(model, rows=64, batch=1)
-    assert scratch_bytes(model, rows=4096, batch=1) > 32 * small / 2
-    assert scratch_bytes(model, rows=64, batch=64) - small == 63 * model.vocab * 4
+    small = host_scratch_bytes(model, rows=64, batch=1)
+    assert host_scratch_bytes(model, rows=4096, batch=1) > 32 * small / 2
+    assert host_scratch_bytes(model, rows=64, batch=64) - small == 63 * model.vocab * 4
 
 
 def test_the_slice_is_the_pipelines() -> None:

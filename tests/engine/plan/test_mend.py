@@ -108,5 +108,5 @@ def test_a_model_too_large_says_what_lacks_where():
     plan = plan_cards(even_model(), even_ask(cards=cards), COSTS)
     assert plan.changes == ()
     assert plan.cards[1].mend == (
-        "a smaller model or quantisation: device 1 lacks 7 MiB even with a context of 1 token"
+        "a smaller model or quantisation: device 1 lacks 6 MiB even with a context of 1 token"
     )
