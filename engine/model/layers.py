@@ -4,13 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.model.config import ModelConfig
 from engine.model.rope import rope
-from engine.ops.backend import Array, HeadNorm, Heads, Matrix, Ops, Rope, Step, Weights
-from engine.ops.rows import Rows
+from engine.ops.backend import Array, Batch, HeadNorm, Heads, Matrix, Ops, Rope, Step, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ class Decoder:
     norm: Norm
     head: Matrix
 
-    def hidden(self, ops: Ops, rows: Rows) -> Array:
+    def hidden(self, ops: Ops, rows: Batch) -> Array:
         """The stream after the last block: [rows, hidden]. K and V of every row are stored on the way."""
         step = ops.begin(rows, self.rope)
         x = ops.embed(self.embedding, step)
@@ -100,7 +96,7 @@ class Decoder:
             x = block(ops, x, step)
         return x
 
-    def logits(self, ops: Ops, x: Array, places: npt.NDArray[np.int64]) -> Array:
+    def logits(self, ops: Ops, x: Array, places: Array) -> Array:
         """Logits of the rows of `x` at `places`: [places, vocab]."""
         return ops.linear(self.norm(ops, ops.take(x, places)), self.head)
 

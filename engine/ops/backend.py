@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.ops.rows import Rows
-
 Array = Any
 """An array of the backend's."""
 Matrix = Any
 """A weight matrix, or a stack of experts', in the backend's layout; with its bias where it has one."""
+Batch = Any
+"""The rows of a forward: engine.ops.rows.Rows, or what a device has in their place."""
 Step = Any
 """What all layers of one forward share, made by `begin`."""
 
@@ -50,7 +50,7 @@ class HeadNorm(NamedTuple):
 class Ops(Protocol):
     """The ops, in the order in which a layer meets them. What an op returns is good until its next call."""
 
-    def begin(self, rows: Rows, rope: Rope) -> Step:
+    def begin(self, rows: Batch, rope: Rope) -> Step:
         """Prepare a forward over these rows."""
 
     def embed(self, table: Matrix, step: Step) -> Array:
@@ -78,7 +78,7 @@ class Ops(Protocol):
     def experts(self, x: Array, chosen: Array, shares: Array, gate_up: Matrix, down: Matrix, onto: Array) -> Array:
         """onto += the sum over a row's chosen experts of share * down · swiglu(x, gate_up), in place."""
 
-    def take(self, x: Array, places: npt.NDArray[np.int64]) -> Array:
+    def take(self, x: Array, places: Array) -> Array:
         """The rows at `places`, as a new array."""
 
 

@@ -3,10 +3,7 @@
 from typing import NamedTuple, Self
 
 from engine.plan.costs import Costs
-from engine.plan.scratch import GROUP_ROWS
-
-PROMPT_TAIL_ROWS = 256
-"""The last of a prompt, up to so many tokens, is captured too."""
+from engine.plan.scratch import GROUP_ROWS, PROMPT_TAIL_ROWS
 
 
 def captured_rows(most: int) -> tuple[int, ...]:

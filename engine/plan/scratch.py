@@ -9,6 +9,8 @@ from engine.model.config import ModelConfig
 
 GROUP_ROWS = 64
 """Rows of one decode forward; a step of more sequences is several."""
+PROMPT_TAIL_ROWS = 256
+"""The last of a prompt, up to so many tokens, is captured too."""
 ROW_MULTIPLE = 64
 """Rows of a stage's buffers are a multiple of this: then what a row takes is the same for every number of rows."""
 COLUMN_MULTIPLE = 256
@@ -60,7 +62,7 @@ def padded(columns: int) -> int:
 
 def stage_rows(chunk: int) -> int:
     """Rows of the largest forward of a stage whose largest chunk has so many tokens."""
-    return -(-max(chunk, GROUP_ROWS) // ROW_MULTIPLE) * ROW_MULTIPLE
+    return -(-max(chunk, PROMPT_TAIL_ROWS) // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def row_buffers(model: ModelConfig, rows: int) -> list[Buffer]:

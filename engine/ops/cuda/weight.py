@@ -1,7 +1,7 @@
 """One weight matrix on the device, re-laid, with the numbers that its kernels need."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import cupy as cp
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from engine.gguf.quants import QuantType
 from engine.ops.cuda.launch import Array, Pointer, address
-from engine.ops.cuda.layout import FORMATS, Format, Numbers, greatest, lay, numbers
+from engine.ops.cuda.layout import FORMATS, TILE_ROWS, Format, Numbers, greatest, lay, numbers
 from engine.ops.cuda.split import Limits, segment_of
 
 Raw = npt.NDArray[np.uint8]
@@ -62,11 +62,18 @@ class Weight:
 
     @property
     def struct(self) -> WeightsStruct:
-        n, shape = self.numbers, self.records.shape
+        n = self.numbers
         return WeightsStruct(
             Pointer(self.records.data.ptr), n.up, n.down, n.out, n.factor0, n.factor1, n.factor1_high, n.exponent,
-            self.rows, shape[2], shape[1] * shape[2] * shape[3],
+            self.rows, self.records.shape[2], self.records.strides[0],
         )  # fmt: skip
+
+    def part(self, first: int, rows: int) -> "Weight":
+        """Rows `first` (a multiple of 16) to `first + rows` of every expert."""
+        assert not self.gated
+        assert first % TILE_ROWS == 0
+        tiles = slice(first // TILE_ROWS, -(-(first + rows) // TILE_ROWS))
+        return replace(self, records=self.records[:, tiles], rows=rows)
 
     @property
     def k_padded(self) -> int:
