@@ -89,6 +89,15 @@ class SimulatedSource:
         """The rows of a device that count, of all processes."""
         return [Row(words[PID], device, _text(words), words[HELD]) for words in self._counting(device)]
 
+    def settle(self) -> None:
+        """Wait until the memory of the dead is gone whose death nobody has noted before: who looks only once cannot
+        tell for how long they have been dead."""
+        for device in range(len(self.cards)):
+            for _ in self._counting(device):
+                pass
+        if self._first_seen_dead:
+            time.sleep(int(self._header[2]) / 1e9)
+
     def close(self) -> None:
         """The mapping goes with the last reference to it."""
 

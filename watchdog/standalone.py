@@ -139,6 +139,8 @@ def watch(options: Options, out: TextIO) -> int:
     sampler = Sampler(source)
     watching = Watching(source, sampler, options)
     if options.once:
+        if isinstance(source, SimulatedSource):
+            source.settle()
         sampler.sample()
         watching.look()
         out.write(json.dumps(watching.json()) + "\n")

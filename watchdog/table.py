@@ -104,9 +104,10 @@ def _fill(device: DeviceState, view: View, config: WatchdogConfig, level: Level,
 def _foreign(device: DeviceState, view: View, config: WatchdogConfig, level: Level) -> Choice:
     if level is Level.WARN:
         return _warned(device, view)
-    device, trim = _climb(device, view, config, level, (Rung.ELASTIC,))
-    if trim is not None:
-        return _trimming(device, view, level, trim)
+    # No ladder and so no cool-down: who takes memory takes what is given up too, until it has what it wants.
+    wanted = _wanted(device, view, config)
+    if wanted and next_rung(replace(device.ladder, taken=None), (Rung.ELASTIC,), view.holdings) is not None:
+        return _trimming(device, view, level, Trim(view.device, Rung.ELASTIC, wanted))
     taken = f"another process holds {mib(view.foreign or 0)} more than at ready"
     if level is Level.RELOAD:
         return bar(device, view, taken)

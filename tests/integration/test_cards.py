@@ -29,8 +29,6 @@ CARDS = (
     "40",
     "--max-context",
     "1024",
-    "--trim-cooldown",
-    "1",
 )
 
 
@@ -88,6 +86,15 @@ def test_a_service_that_is_killed_leaves_no_engine_and_no_memory_behind(served: 
             time.sleep(0.02)
         while any(device["used"] for device in next(lines)):
             assert time.monotonic() < died + 2, "the cards do not have their memory back"
+
+
+def test_who_looks_but_once_after_a_death_sees_the_memory_back(served: Served) -> None:
+    served.process.kill()
+    served.process.wait(10)
+    time.sleep(2)
+    command = [sys.executable, "-P", "-m", "app", "watch", "--simulated", str(served.cards), "--json"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert [device["used"] for device in told["devices"]] == [0, 0]
 
 
 def test_a_neighbour_is_made_room_for_and_its_room_is_taken_again(served: Served) -> None:

@@ -46,10 +46,13 @@ def kill_once(load: Load, seed: int) -> None:
 def kill_often(load: Load, seed: int) -> None:
     """Two or three deaths in one stream's life, the next one only when the engine after the last one serves."""
     rng = random.Random(seed)
+    generation = settled(load.served)["reload"]["generation"]
 
     def again() -> None:
-        settled(load.served)
+        nonlocal generation
+        settled(load.served, generation)
         kill(load.served)
+        generation += 1
 
     load.check(load.run(*((load.moment(rng), again) for _ in range(rng.choice((2, 3))))))
 

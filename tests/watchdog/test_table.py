@@ -198,6 +198,19 @@ def test_foreign_memory_is_warned_about_then_shrunk_for_and_never_reloaded_for()
     assert decisions[-1].state is State.DEGRADED
 
 
+def test_foreign_memory_is_shrunk_for_as_long_as_it_takes_what_is_given_up() -> None:
+    """A neighbour that wants 600 MiB takes them as they become free: 60 s a piece would be too slow for it and us."""
+    bench = Bench(elastic=Elastic(2 * GIB, 2 * GIB))
+    bench.run(4, OK, FOREIGN)
+    for _ in range(20):
+        taken = min(600 * MIB, bench.released + 150 * MIB)
+        bench.sample(TRIM - taken // MIB + 150, FOREIGN, free=OK, foreign=780)
+    assert 550 * MIB <= bench.released <= 620 * MIB, "what it took, and no more"
+    assert bench.last is not None
+    assert bench.last.state is State.OK
+    assert bench.reloads == []
+
+
 def test_an_unknown_loss_gets_one_reload() -> None:
     bench = Bench()
     bench.run(10, TRIM, UNKNOWN, foreign=None)
