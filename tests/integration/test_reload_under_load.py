@@ -46,15 +46,17 @@ def kill_once(load: Load, seed: int) -> None:
 def kill_often(load: Load, seed: int) -> None:
     """Two or three deaths in one stream's life, the next one only when the engine after the last one serves."""
     rng = random.Random(seed)
+    first = settled(load.served)["reload"]["generation"]
+    deaths = rng.choice((2, 3))
+    load.check(load.run(*((load.moment(rng), partial(kill_and_wait, load)) for _ in range(deaths))))
+    assert settled(load.served)["reload"]["generation"] == first + deaths
+
+
+def kill_and_wait(load: Load) -> None:
+    """Returns once another engine serves: whoever asks sooner may be told of the one that is dead already."""
     generation = settled(load.served)["reload"]["generation"]
-
-    def again() -> None:
-        nonlocal generation
-        settled(load.served, generation)
-        kill(load.served)
-        generation += 1
-
-    load.check(load.run(*((load.moment(rng), again) for _ in range(rng.choice((2, 3))))))
+    kill(load.served)
+    settled(load.served, generation + 1)
 
 
 def test_undisturbed_streams_are_the_same_each_time(load: Load) -> None:
