@@ -15,6 +15,7 @@ from watchdog.sense import effective, margin, rearmed, sense
 from watchdog.snapshot import Holdings
 from watchdog.state import Decision, Degraded, DeviceState, PolicyState, Reloading, State, View, mib
 from watchdog.table import row
+from watchdog.trend import TrendClass
 
 Ready = tuple[int, ...] | None
 """Idle free bytes of each device at a new ready; None if no engine could be loaded."""
@@ -135,12 +136,12 @@ def _begun(state: PolicyState, view: View) -> PolicyState:
 def _rehearsed(state: PolicyState, choice: Choice, view: View, config: WatchdogConfig) -> tuple[PolicyState, Decision]:
     """Dry run: the decision is recorded and nothing comes of it.
 
-    Only the place in the ladder moves on, as if each rung had returned nothing; a reload that would have come is not
-    named again for a cool-down. Memory of rungs, budget and degraded stay as they were.
+    Only the place in the ladder moves on, as if each rung had returned nothing; a reload that would have come, or a
+    shrink for a neighbour, is not named again for a cool-down. Memory of rungs, budget and degraded stay as they were.
     """
     shown = State.WATCH if choice.state in REHEARSED else choice.state
     device = replace(choice.device, degraded=None, lone_reload_at=None, state=shown)
-    if isinstance(choice.action, Reload):
+    if isinstance(choice.action, Reload) or (choice.action is not None and view.kind is TrendClass.FOREIGN):
         device = replace(device, due=None, acted_at=view.at + config.trim_cooldown_s)
     elif choice.action is not None:
         device = replace(device, acted_at=view.at)

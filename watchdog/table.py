@@ -41,15 +41,17 @@ def row(device: DeviceState, view: View, config: WatchdogConfig, level: Level, b
 
 def _above_warn(device: DeviceState, view: View, config: WatchdogConfig) -> Choice:
     assert view.free is not None
+    assert view.idle_free is not None
     if view.kind is TrendClass.GROWTH:
         return Choice(device, State.WATCH, f"free memory shrinks; {_outlook(view)}")
     if device.excess >= config.confirm and view.at - device.acted_at >= config.trim_cooldown_s:
-        assert view.idle_free is not None
         wanted = min(view.holdings.elastic.missing, view.idle_free - view.floors.baseline)
         action = Regrow(view.device, whole(wanted))
         return Choice(device, State.OK, f"room has come back: elastic memory may regrow by {mib(wanted)}", action)
     if device.low >= config.confirm:
         return Choice(device, State.WATCH, f"{mib(view.free)} free now, under the warn floor; idle memory is above it")
+    if device.seen:
+        return Choice(device, State.OK, f"{mib(view.idle_free)} idle free, if the next samples say the same")
     return Choice(device, State.OK, "idle free memory is above its floors")
 
 
@@ -104,11 +106,12 @@ def _fill(device: DeviceState, view: View, config: WatchdogConfig, level: Level,
 def _foreign(device: DeviceState, view: View, config: WatchdogConfig, level: Level) -> Choice:
     if level is Level.WARN:
         return _warned(device, view)
+    taken = f"another process holds {mib(view.foreign or 0)} more than at ready"
     # No ladder and so no cool-down: who takes memory takes what is given up too, until it has what it wants.
     wanted = _wanted(device, view, config)
     if wanted and next_rung(replace(device.ladder, taken=None), (Rung.ELASTIC,), view.holdings) is not None:
-        return _trimming(device, view, level, Trim(view.device, Rung.ELASTIC, wanted))
-    taken = f"another process holds {mib(view.foreign or 0)} more than at ready"
+        why = f"{_where(view, level)}; {taken}; elastic memory makes room"
+        return Choice(device, State.TRIM, why, Trim(view.device, Rung.ELASTIC, wanted))
     if level is Level.RELOAD:
         return bar(device, view, taken)
     return Choice(device, State.TRIM, f"{_where(view, level)}; {taken}")

@@ -18,6 +18,7 @@ from tests.watchdog.policy_bench import (
     near,
 )
 from watchdog.actions import Cap, Reload, ReloadReason, Rung, Trim
+from watchdog.config import WatchdogConfig
 from watchdog.policy import reload_done
 from watchdog.snapshot import GIB, MIB, Elastic
 from watchdog.state import State
@@ -209,6 +210,12 @@ def test_foreign_memory_is_shrunk_for_as_long_as_it_takes_what_is_given_up() -> 
     assert bench.last is not None
     assert bench.last.state is State.OK
     assert bench.reloads == []
+
+
+def test_a_dry_run_does_not_name_the_shrink_at_every_sample() -> None:
+    bench = Bench(elastic=Elastic(2 * GIB, 2 * GIB), config=WatchdogConfig(mode="dry-run"))
+    bench.run(120, TRIM, FOREIGN, foreign=780)
+    assert bench.rungs == [Rung.ELASTIC, Rung.ELASTIC]
 
 
 def test_an_unknown_loss_gets_one_reload() -> None:
